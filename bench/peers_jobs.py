@@ -151,12 +151,12 @@ def _slurm(folder: Path) -> Iterator[list[Way]]:
         wait_until(lambda: not ask("squeue", "--noheader"), _LIMIT_S, "Slurm's queue to be empty")
 
     with ExitStack() as stack:
-        _start_slurm(folder, environment, stack)
+        start_slurm(folder, environment, stack)
         wait_until(lambda: "idle" in ask("sinfo", "--noheader"), 60, "Slurm's node to be idle")
         yield [Way("Slurm, one sbatch each", one_by_one, settle), Way("Slurm, one array", together, settle)]
 
 
-def _start_slurm(folder: Path, environment: dict[str, str], stack: ExitStack) -> None:
+def start_slurm(folder: Path, environment: dict[str, str], stack: ExitStack) -> None:
     for name in ("state", "spool", "munge"):
         (folder / name).mkdir(mode=0o700)
     (folder / "munge/key").write_bytes(os.urandom(1024))

@@ -70,13 +70,18 @@ class Place:
 
     def copy_of_state(self) -> Path:
         """As from a backup: the same agent, as far as its state knows."""
-        copy = self.folder / f"u{len(self._homes) + 1}"
-        copy.mkdir()
+        copy = self.other_home()
         for name in ("state.db", "state.db-wal"):
             with suppress(FileNotFoundError):
                 shutil.copy(self.home / name, copy / name)
-        self._homes.append(copy)
         return copy
+
+    def other_home(self) -> Path:
+        """An empty state directory, as on another machine."""
+        other = self.folder / f"u{len(self._homes) + 1}"
+        other.mkdir()
+        self._homes.append(other)
+        return other
 
     # --- commands -----------------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ import logging
 import os
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import ugro
@@ -134,7 +135,8 @@ class Agent:
         """Before anything is changed: whether the state is the newest."""
         agent, numbers = await self.store.agent_id(), await self.store.jobs.standing.numbers()
         live = await self.store.jobs.in_states(frozenset(JobState) - FINAL_STATES)
-        return await asyncio.to_thread(records.compare, agent, numbers, live)
+        is_moved = await self.store.jobs.standing.is_elsewhere(records.place)
+        return await asyncio.to_thread(partial(records.compare, agent, numbers, live, is_moved=is_moved))
 
     async def _generation(self, compared: Comparison) -> int:
         """A state that is known to be old keeps its own: nodes obey the newer one when that is put back instead."""

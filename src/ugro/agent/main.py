@@ -9,6 +9,7 @@ import gc
 import json
 import logging
 import os
+import socket
 import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
@@ -31,6 +32,8 @@ class Ready:
 
     def __init__(self, descriptor: int | None) -> None:
         self._descriptor = descriptor
+        # Of systemd, if it waits for us. Taken out of the environment: what we start must not speak for us.
+        self._notify_socket = os.environ.pop("NOTIFY_SOCKET", "")
 
     def progress(self, text: str) -> None:
         """What the start takes its time with."""
@@ -40,6 +43,8 @@ class Ready:
 
     def say(self, message: dict[str, Any]) -> None:
         """Sends the first answer only. The command that waited may be gone, which is no error."""
+        if self._notify_socket and message["state"] == "ready":
+            _notify(self._notify_socket, b"READY=1")
         if self._descriptor is None:
             return
         try:
@@ -48,6 +53,14 @@ class Ready:
             log.info("the command that started this agent is gone")
         os.close(self._descriptor)
         self._descriptor = None
+
+
+def _notify(address: str, message: bytes) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+        try:
+            sender.sendto(message, f"\0{address[1:]}" if address.startswith("@") else address)
+        except OSError as error:
+            log.warning("systemd cannot be told that the agent is ready: %s", error)
 
 
 def main(front: ServeFront | None = None) -> None:

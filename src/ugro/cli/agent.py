@@ -10,6 +10,7 @@ from typing import BinaryIO
 
 import click
 
+from ugro.cli.install import install, uninstall
 from ugro.cli.jobs.describe import local_time
 from ugro.cli.output import Cell, Output
 from ugro.cli.reconcile import reconcile, show_safe_mode
@@ -33,7 +34,8 @@ def agent(ctx: click.Context) -> None:
         session.expect_local(f"agent {ctx.invoked_subcommand}")
 
 
-agent.add_command(reconcile)
+for command in (reconcile, install, uninstall):
+    agent.add_command(command)
 
 
 @agent.command()
@@ -211,6 +213,7 @@ def _show_restored(output: Output, restored: Restored) -> None:
         output.note(f"the state that was there is kept as {restored.aside[0]}")
     output.note(
         "the next command starts the agent with this state; what happened after the backup is not in it",
+        "jobs that wait in it start, unless a node has run them since: cancel what is not wanted any more",
         "if that was more than this state knows, the agent starts in safe mode: ugro agent reconcile",
     )
 

@@ -56,6 +56,7 @@ _GROUPS = {
         "cancel": ("ugro.cli.jobs.cancel:cancel", "Stop jobs and all their processes."),
         "retry": ("ugro.cli.jobs.submit:retry", "Run an ended job again."),
         "clone": ("ugro.cli.jobs.clone:clone", "Print a job as a job file, to edit and submit again."),
+        "export": ("ugro.cli.jobs.export:export", "Write a job for Slurm, Kubernetes or torchrun."),
     },
     "Results": {
         "results": ("ugro.cli.results.results:results", "Show, fetch, copy or delete the files of a job."),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ugro.client.clusterfile import ClusterFile
-from ugro.core.errors import Unreachable, error_from_wire
+from ugro.core.errors import UgroError, Unreachable, error_from_wire
 from ugro.core.support.state_dir import StateDir
 
 if TYPE_CHECKING:
@@ -34,13 +35,9 @@ def start_agent(
 
     Unless a file is asked for, it uses the one that the last agent served, if that one was not stopped on purpose.
     """
-    command = [sys.executable, "-m", "ugro.agent", "--home", str(home.path), "--log-level", log_level]
-    if cluster.path is not None:
-        command += ["--cluster", str(cluster.path)]
-    if cluster.is_found:
-        command.append("--found")
-    if not cluster.is_asked_for:
-        command.append("--continue")
+    if _start_service(home, on_wait):
+        return True
+    command = _command(home, cluster, log_level)
     try:
         home.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         process, ready = _spawn(home, command)
@@ -60,6 +57,32 @@ def start_agent(
     _reap(process.pid)
     if state == "failed":
         raise error_from_wire(answer["error"])
+    return False
+
+
+def _command(home: StateDir, cluster: ClusterFile, log_level: str) -> list[str]:
+    command = [sys.executable, "-m", "ugro.agent", "--home", str(home.path), "--log-level", log_level]
+    if cluster.path is not None:
+        command += ["--cluster", str(cluster.path)]
+    if cluster.is_found:
+        command.append("--found")
+    if not cluster.is_asked_for:
+        command.append("--continue")
+    return command
+
+
+def _start_service(home: StateDir, on_wait: Callable[[str], None] | None) -> bool:
+    """Where the agent is a service, systemd starts it. If that fails, an agent of our own says why it cannot start."""
+    from ugro.client.service import installed  # most commands find a running agent
+
+    service = installed(home)
+    if service is None:
+        return False
+    if on_wait:
+        on_wait(f"starting {service.name}")
+    with contextlib.suppress(UgroError):
+        service.start()
+        return True
     return False
 
 

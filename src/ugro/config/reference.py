@@ -51,7 +51,7 @@ nodes:
   gpu1:
     host: gpu1.lan
     user: bob
-  gpu2:
+  gpu2: {transport: kubernetes, pod: gpu-0, container: trainer, namespace: training}
 """
 
 _CAUSES = {

@@ -17,13 +17,11 @@ from ugro.config.kinds import (
     Duration,
     Environment,
     Gigabytes,
-    Kind,
     ListOf,
     Number,
     OrNull,
     Text,
     Whole,
-    is_encodable,
 )
 from ugro.config.names import HOST, LABEL, LINE, LOCAL_PATH, NODE_DIRECTORY, USER, is_line, is_program
 from ugro.config.owner import Owner
@@ -32,6 +30,7 @@ from ugro.config.python_env import EnvironmentSection
 from ugro.config.quotas import FairShareSection, QuotaSection
 from ugro.config.section import Section, key, nested, section
 from ugro.config.team import Api, Team
+from ugro.config.transport import CONTAINER_NAME, KUBERNETES_NAME, Transport, Way
 from ugro.config.yamltext import shown
 from ugro.core.node import NodeSpec, Role
 
@@ -42,9 +41,6 @@ _NUMBER = Number()
 _BOOL = Bool()
 _LABELS = ListOf("a list of words such as [fast, lab2]", LABEL)
 _PROGRAM = Text("a program or its path, such as python3.11 or ~/venv/bin/python", is_program)
-_COMMAND_WORD = Text(
-    "a command's words as texts", lambda text: bool(text) and len(text) <= 4096 and is_encodable(text)
-)
 
 
 @section
@@ -387,20 +383,6 @@ class Config(Settings):
     nodes: tuple[NodeSpec, ...]
 
 
-class Transport(Kind):
-    expected = "ssh, local, or a command as a list of words"
-
-    def parse(self, value: object) -> str | tuple[str, ...]:
-        if isinstance(value, str) and value in ("ssh", "local"):
-            return value
-        if not isinstance(value, list | tuple) or not value:
-            raise self.refuse(value, hint="a command is a list: transport: [docker, exec, -i, NAME]")
-        words = tuple(_COMMAND_WORD.parse(word) for word in value)
-        if words[0].startswith("-"):
-            raise self.refuse(words[0], hint="a command begins with its program")
-        return words
-
-
 @section
 class NodeEntry(Section):
     """One node in the map form of `nodes`."""
@@ -444,9 +426,22 @@ class NodeEntry(Section):
     transport: str | tuple[str, ...] = key(
         "ssh",
         Transport(),
-        "How to reach the node: over ssh, as this machine itself (local), or by a command that connects stdin and "
-        "stdout to a shell on the node.",
+        "How to reach the node: over ssh, as this machine itself (local), as a container (podman, docker), as a pod "
+        "(kubernetes), or by a command that connects stdin and stdout to a shell on the node.",
         example=["docker", "exec", "-i", "gpu1"],
+    )
+    container: str | None = key(
+        None,
+        CONTAINER_NAME,
+        "The container, with `transport: podman` or `docker`: without it, the node's name. With `kubernetes`: the "
+        "container of the pod.",
+        example="trainer",
+    )
+    pod: str | None = key(
+        None, KUBERNETES_NAME, "The pod, with `transport: kubernetes`; without it, the node's name.", example="gpu-0"
+    )
+    namespace: str | None = key(
+        None, KUBERNETES_NAME, "The pod's namespace; without it, that of kubectl's context.", example="training"
     )
     env: dict[str, str] = key(
         {},
@@ -464,6 +459,11 @@ class NodeEntry(Section):
                 hint="ip and host are two names for one key: give one of them",
                 at=("host",),
             )
+        self._way.check()
+
+    @property
+    def _way(self) -> Way:
+        return Way(self.transport, self.user, self.container, self.pod, self.namespace)
 
     def spec(self, name: str, common: Settings) -> NodeSpec:
         """``common``: used for what the node does not say itself."""
@@ -478,7 +478,7 @@ class NodeEntry(Section):
             labels=self.labels,
             python=self.python,
             remote_root=self.remote_root or common.remote_root,
-            transport=self.transport,
+            transport=self._way.command_for(name),
             # Sorted: the same variables in another order are no reason for a new link.
             env=tuple(sorted(self.env.items())),
             owner=self.owner.rule(common.owner),

@@ -8,6 +8,8 @@ from ugro.core.code import Snapshot
 from ugro.core.job import JobSpec, Placement
 from ugro.core.planning import DeviceNeed, Prediction
 
+NODE_PYTHON = "ugro-node-python"  # as the first word of a command: the Python of its node, or of its environment
+
 
 @dataclass(frozen=True, slots=True)
 class RankPlan:

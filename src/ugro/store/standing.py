@@ -89,6 +89,14 @@ class StandingStore:
 
         await self._database.run(work)
 
+    async def is_elsewhere(self, place: str) -> bool:
+        """Whether the state was last used in another place."""
+        return await self._database.run(lambda db: _get(db, "place") not in (None, place))
+
+    async def settle(self, place: str) -> None:
+        """It is used here from now on."""
+        await self._database.run(lambda db: _put(db, "place", place))
+
     async def raise_generation(self, generation: int) -> None:
         await self._database.run(lambda db: _raise_generation(db, generation))
 

@@ -8,9 +8,10 @@ from dataclasses import asdict
 from ugro.core.door import DoorSettings
 from ugro.core.failure import Cause
 from ugro.core.job import Disconnect, JobSpec, OnLost, Resources, ResultRule, Retry, Stop
+from ugro.core.plan import NODE_PYTHON
 from ugro.core.python_env import EnvRequest
 from ugro.workloads.door.machine import LASTING
-from ugro.workloads.sent import NODE_PYTHON, program_argv, program_env
+from ugro.workloads.sent import program_argv, program_env
 
 SETTINGS, SECRET = "UGRO_DOOR", "UGRO_DOOR_SECRET"
 _ROOM = "ugro.workloads.door"

@@ -7,11 +7,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 
 from ugro.core.job import Job, JobSpec, Launcher, Placement, Share
-from ugro.core.plan import NodePlan, Plan, RankPlan, Rendezvous
+from ugro.core.plan import NODE_PYTHON, NodePlan, Plan, RankPlan, Rendezvous
 from ugro.core.python_env import Made
 from ugro.policy.balance.hardware_speed import Speeds
 from ugro.workloads.ray_jobs import RayRole, gang_settings, key_of, rank_argv, rank_env
-from ugro.workloads.sent import NODE_PYTHON
 
 Env = dict[str, str]
 

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from functools import cache
 from importlib import resources
 
-NODE_PYTHON = "ugro-node-python"  # as the first word of a command: the Python of its node, or of its environment
 PROGRAM = "UGRO_PROGRAM"
 # Makes modules of the texts that it finds, in their order, and runs the last one.
 _BOOT = f"""import base64, json, os, sys, types, zlib

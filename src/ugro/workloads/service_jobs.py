@@ -7,10 +7,11 @@ from dataclasses import asdict, replace
 
 from ugro.core.door import Balance, DoorSettings
 from ugro.core.job import JobSpec, Launcher, ResultRule, Retry
+from ugro.core.plan import NODE_PYTHON
 from ugro.core.service import EXHAUSTED, Probe, Replica, Service
 from ugro.workloads.replica_node.main import SECRET, SETTINGS
 from ugro.workloads.replica_node.status import FOLDER, NAME
-from ugro.workloads.sent import NODE_PYTHON, program_argv, program_env
+from ugro.workloads.sent import program_argv, program_env
 
 STATUS_SOCKET = f"{FOLDER}/{NAME}"  # in the run directory of a replica
 KEY_VARIABLES = "UGRO_KEY_VARIABLES"  # of a revision's job: in which variables its engine expects a key

@@ -78,6 +78,7 @@ DOCUMENTS: dict[str, tuple[tuple[str, ...], str | set[str] | None]] = {
     "agent stop": ((), "stopped"),
 }
 HELD_ELSEWHERE = {
+    *("agent install", "agent uninstall"),
     *("agent reconcile", "doctor", "demo", "lab up", "lab down", "lab status"),
     *("node bench", "node discover", "node setup", "node sleep", "node wake"),
 }

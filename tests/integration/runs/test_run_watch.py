@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import shutil
@@ -259,3 +260,19 @@ def leave_large_runs(node: LocalNode, count: int) -> list[str]:
 def switches(pid: int) -> int:
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
     return sum(int(line.split()[1]) for line in lines if "ctxt_switches" in line)
+
+
+def test_an_agent_that_has_a_successor_is_told_so_without_asking(told_node: LocalNode) -> None:
+    link = told_node.link()
+
+    async def scenario() -> None:
+        watcher = Watcher(told_node, link)
+        await watcher.until(lambda: len(watcher.documents) == 1)
+        told_node.generation = 2
+        await told_node.acall(link, "tickets", runs=[], admits=True)
+        with pytest.raises(RemoteFailure, match="generation 1, and the node has met 2") as caught:
+            async with asyncio.timeout(30):
+                await watcher.stream.result()
+        assert caught.value.cause == "fenced-agent"
+
+    told_node.wait(scenario())

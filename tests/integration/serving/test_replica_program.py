@@ -20,8 +20,8 @@ import pytest
 from tests.rig.service import SERVER
 from tests.rig.waiting import descendants, is_alive, wait_until
 from ugro.core.job import JobSpec
+from ugro.core.plan import NODE_PYTHON
 from ugro.core.service import EXHAUSTED, DoorPlace, Probe, Probes, Replica, Restarts, Revision, Service, ServiceSpec
-from ugro.workloads.sent import NODE_PYTHON
 from ugro.workloads.service_jobs import STATUS_SOCKET, replica_job
 
 pytestmark = [pytest.mark.proof, pytest.mark.timeout(120)]

@@ -13,6 +13,7 @@ WHOLE_COPY = ("tests/integration/agent/test_older_state.py", "-k", "whole_direct
 FOLLOWED = ("tests/integration/agent/test_older_state.py", "-k", "followed")
 RECORDS = ("tests/unit/agent/test_records.py",)
 CONTROL = ("tests/unit/agent/test_safe_mode.py",)
+_MOVING = ("tests/integration/deployment/test_moving.py", "-k")
 RULES = ("tests/unit/policy/lifecycle/test_newer_state.py",)
 
 _SAFE_MODE = "src/ugro/agent/safe_mode/"
@@ -112,11 +113,37 @@ MUTANTS = (
         FORGOTTEN,
     ),
     Mutant(
+        "a state that was moved goes on at once",
+        (Edit(_SAFE_MODE + "records.py", "is_checked=not is_moved", "is_checked=True"),),
+        (*_MOVING, "copied"),
+    ),
+    Mutant(
+        "what has run since the backup starts again",
+        (
+            Edit(
+                "src/ugro/agent/safe_mode/control.py",
+                "ended = await ended_since(self._watch, live)",
+                "ended: dict[int, int] = {}",
+            ),
+        ),
+        (*_MOVING, "has_run_since"),
+    ),
+    Mutant(
+        "an agent that was left behind reaches the generation of its successor",
+        (Edit(_SAFE_MODE + "control.py", "_GENERATIONS_AHEAD = 1000", "_GENERATIONS_AHEAD = 0"),),
+        (*_MOVING, "still_runs"),
+    ),
+    Mutant(
+        "an agent that has a successor is not told",
+        (Edit("src/ugro/remote/runs/watch.py", "if newest > self._generation:", "if False:"),),
+        ("tests/integration/runs/test_run_watch.py", "-k", "successor"),
+    ),
+    Mutant(
         "lost records are taken for a new state",
         (
             Edit(
                 "src/ugro/agent/safe_mode/records.py",
-                "return Comparison(is_checked=False, mark=mark)",
+                "return Comparison(is_checked=False, mark=mark, is_moved=is_moved)",
                 "return Comparison()",
             ),
         ),

@@ -66,8 +66,9 @@ def test_every_key_counts_unless_it_is_listed_as_harmless(section: str, name: st
 def test_of_a_node_only_notes_labels_and_role_are_harmless(name: str) -> None:
     declared = NodeEntry.known_keys()[name]
     value = "master" if name == "role" else declared.example
-    text = f"nodes: {{gpu1: {{{name}: {flow(value)}}}}}\n"
-    assert (digest(text) != digest("nodes: {gpu1: {}}\n")) != (name in HARMLESS_OF_NODES)
+    way = "transport: kubernetes" if name in ("container", "pod", "namespace") else "port: 22"
+    text = f"nodes: {{gpu1: {{{way}, {name}: {flow(value)}}}}}\n" if name != "port" else "nodes: {gpu1: {port: 23}}\n"
+    assert (digest(text) != digest(f"nodes: {{gpu1: {{{way}}}}}\n")) != (name in HARMLESS_OF_NODES)
 
 
 def test_the_order_of_nodes_and_keys_does_not_count() -> None:

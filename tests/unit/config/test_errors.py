@@ -94,8 +94,8 @@ def error_of(text: str) -> ConfigError:
         ),
         ("nodes: {a: {labels: [x, x]}}", 'cluster.yaml:1: nodes.a.labels: "x" is given twice', "remove one"),
         (
-            "nodes: {a: {transport: docker}}",
-            "cluster.yaml:1: nodes.a.transport: expected ssh, local, or a command as a list of words",
+            "nodes: {a: {transport: telnet}}",
+            "cluster.yaml:1: nodes.a.transport: expected ssh, local, podman, docker, kubernetes, or a command",
             "[docker, exec, -i, NAME]",
         ),
         (

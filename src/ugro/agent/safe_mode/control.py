@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 
 from ugro.agent.safe_mode.mark import read_mark, write_mark
 from ugro.agent.safe_mode.records import Comparison, Records
+from ugro.agent.safe_mode.traces import ended_since
 from ugro.agent.tracking.run_tracker import RunTracker, Sighting
 from ugro.core.errors import InSafeMode, NotFound, RemoteFailure, TimedOut, UgroError, Unreachable
 from ugro.core.job import FINAL_STATES, Job, JobState
@@ -34,6 +35,9 @@ _EXAMINE_S = 1.0
 _MOST_REASONS = 10
 _MOST_PROVEN = 1000
 _UNCHECKED = "the records beside the state are missing: every node is asked whether it knows more"
+_MOVED = "the state came from another machine or folder: every node is asked whether it knows more"
+# An agent that was left behind gets a higher generation with every start. It must not catch up with this one.
+_GENERATIONS_AHEAD = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +57,13 @@ async def begin(control: SafeModeControl, records: Records, compared: Comparison
     if compared.reasons:
         await control.enter(compared.reasons, compared.mark)
     elif not compared.is_checked:
-        await control.enter_unchecked(compared.mark)
+        await control.enter_unchecked(compared.mark, is_moved=compared.is_moved)
     elif not control.is_on:
         # First: ids that are reserved without records would look like records that were lost.
         await control.leave_marks()
         await control.reserve_first()
         await control.leave_marks()
+        await control.settle()
 
 
 async def is_known_old(jobs: JobStore) -> bool:
@@ -88,6 +93,7 @@ class SafeModeControl:
         self._marked: dict[str, Mark | None] = {}  # what each node has of ours
         self._marked_here: Mark | None = None
         self._are_marks_old = False
+        self._has_taken_over = False
 
     # --- the state of it -------------------------------------------------------------------------------------------
 
@@ -162,15 +168,20 @@ class SafeModeControl:
             log.error("safe mode: %s", reason)
         await self._jobs.standing.enter(dumps(evidence), f"safe mode: {'; '.join(news)}" if news else None)
 
-    async def enter_unchecked(self, mark: Mark | None) -> None:
+    async def enter_unchecked(self, mark: Mark | None, *, is_moved: bool = False) -> None:
         """It ends by itself when every node was asked, unless one of them knows more."""
-        await self.enter([_UNCHECKED], mark, is_certain=False)
+        await self.enter([_MOVED if is_moved else _UNCHECKED], mark, is_certain=False)
 
     async def reserve_first(self) -> None:
         """Of a state that never reserved ids: folders of jobs that it does not know may be there all the same."""
         if not self._reserved:
             here = await asyncio.to_thread(lambda: self._records.highest if self._records else 0)
             self._reserved = (await self._jobs.standing.reserve(here)).reserved
+
+    async def settle(self) -> None:
+        """The state is used here from now on; not before a move was looked into, however often the agent ends."""
+        if self._records is not None:
+            await self._jobs.standing.settle(self._records.place)
 
     # --- marks -----------------------------------------------------------------------------------------------------
 
@@ -301,16 +312,48 @@ class SafeModeControl:
     # --- how it ends -----------------------------------------------------------------------------------------------
 
     async def _leave_unchecked(self) -> None:
-        """No node knows more. Ids that were reserved are not given again all the same: some may have been given."""
+        """If no node knows more, nor did while the one before us could still act.
+
+        Ids that were reserved are not given again all the same: some may have been given.
+        """
+        if await self._has_ended_jobs():
+            return
+        await self._take_over()
+        if self._is_certain or self.not_asked() or await self._has_ended_jobs():
+            return
         here = await asyncio.to_thread(lambda: self._records.highest if self._records else 0)
         await self._jobs.standing.reserve(max(self.ids, here))
         await self._jobs.standing.leave("safe mode is over: every node was asked, and none knows more than the state")
         await self.note_left()
+        self._watch.ask_again()  # with our new generation
+
+    async def _take_over(self) -> None:
+        """From now on nodes obey no agent with an older copy of this state, however often it is started again."""
+        if not self._has_taken_over:
+            self._has_taken_over = True
+            generation = self.generation + _GENERATIONS_AHEAD
+            await self._jobs.standing.raise_generation(generation)
+            self._identity.generation = generation
+        await self.examine_all()
+
+    async def _has_ended_jobs(self) -> bool:
+        """Whether nodes have run jobs to an end that the state has as waiting or running. Begins safe mode."""
+        live = await self._jobs.in_states(frozenset(JobState) - FINAL_STATES)
+        ended = await ended_since(self._watch, live)
+        if ended:
+            text = "job {} has run in attempt {} since the state was saved, and ended"
+            await self.enter([text.format(job, attempt) for job, attempt in sorted(ended.items())])
+        return bool(ended)
+
+    @property
+    def _is_certain(self) -> bool:
+        return self._evidence is not None and self._evidence.is_certain
 
     async def note_left(self) -> None:
         """The state says so already. What the journal says of jobs that were not changed is forgotten, too."""
         await self._mark_here()  # before an id of the new block is given
         await self._jobs.read_states(frozenset(JobState) - FINAL_STATES, self._note_all)
+        await self.settle()
         self._evidence = None
         self._found.clear()
         self._seen.clear()

@@ -11,9 +11,10 @@ import logging
 from collections.abc import Callable, Collection, Sequence
 
 from ugro.agent.safe_mode.control import SafeModeControl
+from ugro.agent.safe_mode.traces import is_gone, newest_attempts
 from ugro.agent.support.crashpoint import point
 from ugro.agent.tracking.run_tracker import RunTracker
-from ugro.core.errors import NotAllowed, NotFound, UgroError
+from ugro.core.errors import NotAllowed, NotFound
 from ugro.core.job import FINAL_STATES, HOLDING_STATES, Job, JobState
 from ugro.core.safe_mode import Reconciliation
 from ugro.policy.lifecycle.newer_state import Change, End, Entry, Found, JobView, adopt, described, forget
@@ -25,7 +26,6 @@ log = logging.getLogger(__name__)
 
 _LIVE = frozenset(JobState) - FINAL_STATES
 _GRACE_S = 5.0
-_AT_ONCE = 500
 
 
 class Reconciler:
@@ -95,32 +95,13 @@ class Reconciler:
 
     async def _started(self, live: Sequence[Job], found: Collection[int]) -> dict[int, int]:
         """By job, the newest attempt that some node remembers, if that is gone or newer than the state says."""
-        newest: dict[int, int] = {}
-        wanted = sorted({*found, *(job.id for job in live)})
-        for one in self._watch.sightings():
-            for first in range(0, len(wanted), _AT_ONCE):
-                for job, attempt in await self._started_on(one.node, wanted[first : first + _AT_ONCE]):
-                    newest[job] = max(attempt, newest.get(job, 0))
+        newest = await newest_attempts(self._watch, {*found, *(job.id for job in live)})
         gone = {
             job.id
             for job in live
-            if newest.get(job.id, 0) > job.attempt or (job.state in HOLDING_STATES and self._is_gone(job))
+            if newest.get(job.id, 0) > job.attempt or (job.state in HOLDING_STATES and is_gone(self._watch, job))
         }
         return {number: newest.get(number, 0) for number in {*found, *gone}}
-
-    async def _started_on(self, node: str, jobs: Sequence[int]) -> list[tuple[int, int]]:
-        try:
-            answer = await self._watch.runs(node).tickets([], jobs)
-        except UgroError as error:
-            log.warning("the node cannot say which jobs it ran: %s", error, extra={"node": node})
-            return []
-        return list(answer.started.items())
-
-    def _is_gone(self, job: Job) -> bool:
-        """Every node of it answers, and none has a trace of it."""
-        nodes = job.placement.nodes if job.placement else ()
-        reached = all(self._watch.state(node, job.id, job.attempt).is_reachable for node in nodes)
-        return reached and all(self._watch.status(node, job.id, job.attempt) is None for node in nodes)
 
     async def _known(self, number: int) -> Job | None:
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,7 @@ class Comparison:
     reasons: tuple[str, ...] = ()
     mark: Mark | None = None
     is_checked: bool = True
+    is_moved: bool = False  # the state was last used on another machine, or in another folder
 
 
 class Records:
@@ -39,21 +41,22 @@ class Records:
         self.journal = Journal(home.journal)
         self._agent = ""
         self._complaint = ""
+        self.place = _place(home)
         self.is_complete = True  # False: they were lost, and do not tell what came after the state was saved
 
-    def compare(self, agent: str, numbers: Numbers, live: Sequence[Job]) -> Comparison:
-        """With the state as it was found. Blocks."""
+    def compare(self, agent: str, numbers: Numbers, live: Sequence[Job], *, is_moved: bool = False) -> Comparison:
+        """With the state as it was found. Records that came with it are as old as it is. Blocks."""
         self._agent = agent
         mark = self._mark_file.read(agent)
         has_journal = self.journal.open(agent)
         if not numbers.reserved and mark is None:  # a new state, or one that only an older version has used
             return Comparison()
-        self.is_complete = has_journal and mark is not None
+        self.is_complete = has_journal and mark is not None and not is_moved
         if mark is None or not has_journal:
-            return Comparison(is_checked=False, mark=mark)
+            return Comparison(is_checked=False, mark=mark, is_moved=is_moved)
         own = Mark(agent, numbers.generation, numbers.reserved)
         reasons = [*self._beyond(numbers, live), *older_than_mark(own, mark, HERE)]
-        return Comparison(tuple(reasons), mark)
+        return Comparison(tuple(reasons), mark, is_checked=not is_moved, is_moved=is_moved)
 
     def newer_entries(
         self, numbers: Numbers, live: Sequence[Job], found: Iterable[int] = ()
@@ -94,6 +97,15 @@ class Records:
         if newer:
             jobs = count_of(len(newer), "job")
             yield f"{HERE} has a record of {jobs} newer than the state (job {max(newer)} is the newest)"
+
+
+def _place(home: StateDir) -> str:
+    """Where a state is used: this machine and folder. Containers have no id, and a host name that says nothing."""
+    try:
+        machine = Path("/etc/machine-id").read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        machine = ""
+    return f"{machine}:{os.path.realpath(home.path)}"
 
 
 def _highest(folder: Path) -> int:

@@ -47,7 +47,8 @@ def older_than_mark(own: Mark, mark: Mark, where: str) -> list[str]:
     reasons = []
     if mark.generation > own.generation:
         # Without the own generation: that grows with every start, and each would be a reason of its own.
-        reasons.append(f"{where} has met generation {mark.generation} of this agent, and the state is older")
+        met = f"{where} has met generation {mark.generation} of this agent"
+        reasons.append(f"{met}: the state is older, or the agent was moved to another machine")
     if mark.ids > own.ids:
         reasons.append(f"{where} knows of job ids up to {mark.ids}, and the state of ids up to {own.ids}")
     return reasons

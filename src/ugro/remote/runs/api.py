@@ -51,7 +51,7 @@ def remove(call: Call, params: Dict[str, Any]) -> None:
 
 
 def watch(call: Call, params: Dict[str, Any]) -> None:
-    watch_runs(call, agent_of(call, params))
+    watch_runs(call, agent_of(call, params), int(params["generation"]))
 
 
 def follow(call: Call, params: Dict[str, Any]) -> None:

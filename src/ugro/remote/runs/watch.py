@@ -6,6 +6,8 @@ names of those that were removed: ``{"now", "runs", "gone"}``. A slow reader get
 often that changed meanwhile.
 
 The kernel says what to look at again. A supervisor that is killed says nothing, but its lock is closed with it.
+
+It ends as refused when a newer generation of the agent has come: the agent was moved, and the old one must know.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from ugro.remote.inotify import Inotify
 from ugro.remote.program import Call
 from ugro.remote.runs import inline_logs
 from ugro.remote.runs.supervisors import Supervisors
+from ugro.remote.state.fence import replaced
 from ugro.remote.state.rundir import AgentDir, RunDir
 
 _RUNS_MASK = inotify.CREATE | inotify.MOVED_FROM | inotify.MOVED_TO | inotify.DELETE
@@ -31,6 +34,7 @@ _SETTLE_S = 0.002  # what happens together is sent together
 _GATHER_S = 0.02  # at least from one document to the next: when much happens, more of it is sent together
 _POLL_S = 0.25  # where the kernel does not tell us
 _LOOK_S = 2.0  # and where it does: between two looks at what lives, should we ever have been too quick for it
+_REPLACED_S = 2.0  # between two looks whether a newer generation has come
 _MOST_AT_ONCE = 64  # runs; others want to be served, too
 # A run's status is below 100 KB, most of it the last lines of a log. A document is full with this, and fits a window.
 _FULL_BYTES = wire.MAX_PAYLOAD // 8
@@ -39,14 +43,15 @@ _LEAST_CREDIT = wire.WINDOW // 2
 Seen = Tuple[str, bool, int]  # a run's status, whether it was claimed, and how often its ranks have changed
 
 
-def watch(call: Call, agent: AgentDir) -> None:
-    _Watching(call, agent)
+def watch(call: Call, agent: AgentDir, generation: int) -> None:
+    _Watching(call, agent, generation)
 
 
 class _Watching:
-    def __init__(self, call: Call, agent: AgentDir) -> None:
+    def __init__(self, call: Call, agent: AgentDir, generation: int) -> None:
         self._call = call
         self._agent = agent
+        self._generation = generation
         self._credit = wire.WINDOW
         self._sent: Dict[str, Seen] = {}
         self._live: Set[str] = set()
@@ -65,6 +70,7 @@ class _Watching:
             call.program.watch(self._folders.fd, self._hear)
         else:
             self._poll()
+        call.program.after(_REPLACED_S, self._end_if_replaced)
         self._tell()
 
     def _grant(self, amount: int) -> None:
@@ -213,6 +219,18 @@ class _Watching:
         self._credit -= len(payload)
 
     # --- the end ------------------------------------------------------------------------------------------------
+
+    def _end_if_replaced(self) -> None:
+        if self._call.is_done:
+            return
+        newest = 0
+        with contextlib.suppress(OSError):  # a file server is away: the next look may tell
+            newest = self._agent.newest_generation
+        if newest > self._generation:
+            error = replaced(self._generation, newest)
+            self._close()
+            self._call.fail(error.kind, str(error))
+        self._call.program.after(_REPLACED_S, self._end_if_replaced)
 
     def _finish(self) -> None:
         self._close()

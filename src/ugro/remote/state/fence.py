@@ -24,6 +24,12 @@ _SLOT_BYTES = 128  # never across a disk's sectors, so that a power cut leaves e
 _FLOCK = struct.Struct("hhqqi4x")
 
 
+def replaced(generation: int, newest: int) -> Refused:
+    """To an agent that has a successor."""
+    text = "this agent's state is of generation %d, and the node has met %d: it was copied or restored"
+    return Refused("fenced-agent", text % (generation, newest))
+
+
 class Fence:
     """The highest attempt that came here, and the highest that may never start here any more.
 

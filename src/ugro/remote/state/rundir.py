@@ -21,7 +21,7 @@ from ugro.remote import durable
 from ugro.remote.clock import age_s, boot_id, clock_s, moment, wall_s
 from ugro.remote.durable import Numbers
 from ugro.remote.program import Refused
-from ugro.remote.state.fence import Fence
+from ugro.remote.state.fence import Fence, replaced
 
 VERSION = 1
 # By this variable the processes of a run are found. A path, since two nodes may be one machine, with the same run.
@@ -102,8 +102,7 @@ class AgentDir:
                 if generation > newest:
                     self._generation.write(generation)
         if generation < newest:
-            text = "this agent's state is of generation %d, and the node has met %d: it was copied or restored"
-            raise Refused("fenced-agent", text % (generation, newest))
+            raise replaced(generation, newest)
 
     @property
     def newest_generation(self) -> int:

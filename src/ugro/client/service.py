@@ -1,0 +1,139 @@
+"""The agent as a service of systemd: installed, started and removed with ``systemctl``."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import subprocess
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from ugro.client.unit import Unit, first_line
+from ugro.core.errors import NotAllowed, NotFound, UgroError
+from ugro.core.support.state_dir import StateDir
+
+SYSTEM_UNITS = Path("/etc/systemd/system")
+_LINGER = Path("/var/lib/systemd/linger")
+_LONGEST_S = 150.0  # longer than the start of an agent may take
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    path: Path
+    is_system: bool
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def command(self) -> str:
+        """What a person types before the verb."""
+        return "sudo systemctl" if self.is_system else "systemctl --user"
+
+    @classmethod
+    def of_user(cls, env: Mapping[str, str]) -> Service:
+        home = env.get("HOME") or os.path.expanduser("~")
+        folder = Path(env.get("XDG_CONFIG_HOME") or os.path.join(home, ".config"))
+        return cls(folder / "systemd/user/ugro-agent.service", is_system=False)
+
+    @classmethod
+    def of_system(cls, user: str) -> Service:
+        return cls(SYSTEM_UNITS / f"ugro-agent-{user}.service", is_system=True)
+
+    def is_for(self, home: StateDir) -> bool:
+        """Whether it is installed, and runs the agent of this state directory."""
+        return self._first_line() == first_line(home.path)
+
+    def install(self, unit: Unit) -> bool:
+        """False when it was installed just so before. Started again only if something has changed."""
+        self._expect_ours()
+        self._systemctl("show", "--property=Version")  # before anything is written
+        before = self._read()
+        if before != unit.text():
+            try:
+                self.path.parent.mkdir(parents=True, exist_ok=True)
+                fresh = self.path.with_name(f".{self.name}.new")
+                fresh.write_text(unit.text())
+                fresh.chmod(0o644)
+                fresh.replace(self.path)
+            except OSError as error:
+                raise NotAllowed(f"{self.path} cannot be written: {error.strerror}", hint=_AS_ROOT) from error
+        self._systemctl("daemon-reload")
+        self._systemctl("enable", self.name)
+        self._systemctl("restart" if before not in (None, unit.text()) else "start", self.name)
+        return before != unit.text()
+
+    def uninstall(self) -> bool:
+        """False when there was none."""
+        if self._read() is None:
+            return False
+        self._expect_ours()
+        self._systemctl("disable", "--now", self.name)
+        try:
+            self.path.unlink(missing_ok=True)
+        except OSError as error:
+            raise NotAllowed(f"{self.path} cannot be removed: {error.strerror}", hint=_AS_ROOT) from error
+        self._systemctl("daemon-reload")
+        return True
+
+    def start(self) -> None:
+        self._systemctl("start", self.name)
+
+    def stop(self) -> None:
+        self._systemctl("stop", self.name)
+
+    def restart(self) -> None:
+        self._systemctl("restart", self.name)
+
+    def _systemctl(self, *words: str) -> str:
+        argv = ["systemctl", *(() if self.is_system else ("--user",)), "--no-ask-password", *words]
+        try:
+            done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_LONGEST_S)
+        except FileNotFoundError as error:
+            raise NotFound("systemctl: no such program on this machine", hint=_NO_SYSTEMD) from error
+        except subprocess.TimeoutExpired as error:
+            raise UgroError(f"{' '.join(argv)} takes too long", hint=f"see: {self._journal}") from error
+        if done.returncode != 0:
+            said = " ".join(done.stderr.split())[:500] or f"exit code {done.returncode}"
+            hint = f"see: {self._journal}" if words[0] in ("start", "restart") else _NO_SYSTEMD
+            raise NotAllowed(f"systemctl {words[0]}: {said}", hint=hint)
+        return done.stdout
+
+    @property
+    def _journal(self) -> str:
+        return f"journalctl {'-u' if self.is_system else '--user -u'} {self.name}"
+
+    def _expect_ours(self) -> None:
+        found = self._first_line()
+        if found is not None and not found.startswith(first_line(Path("/")).partition(":")[0]):
+            raise NotAllowed(f"{self.path} was not written by UGRO", hint="move it away first")
+
+    def _first_line(self) -> str | None:
+        text = self._read()
+        return None if text is None else text.partition("\n")[0]
+
+    def _read(self) -> str | None:
+        try:
+            return self.path.read_text(errors="replace")
+        except OSError:
+            return None
+
+
+_NO_SYSTEMD = "does systemd run here, and is this a login of the user's own? ugro agent install --print shows the unit"
+_AS_ROOT = "a unit of the whole system is installed as root: sudo ugro agent install --system --user NAME"
+
+
+def installed(home: StateDir) -> Service | None:
+    """The service that runs the agent of this state directory, if there is one."""
+    services = [Service.of_user(os.environ)]
+    with suppress(OSError, KeyError):
+        services.append(Service.of_system(pwd.getpwuid(home.path.stat().st_uid).pw_name))
+    return next((one for one in services if one.is_for(home)), None)
+
+
+def lingers(user: str) -> bool:
+    """Whether what the user runs may go on without a login."""
+    return (_LINGER / user).exists()

@@ -1,0 +1,1 @@
+"""A job for those who outgrow us: as a script of Slurm, a JobSet of Kubernetes, or a shell script for torchrun."""

@@ -1,0 +1,79 @@
+"""The agent's systemd unit, as systemd itself reads and judges it."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ugro.client.unit import Unit, command, quoted
+
+needs_systemd = pytest.mark.skipif(
+    shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed (Debian: systemd)"
+)
+HOME = Path("/home/ann/.ugro")
+WORST_EXPOSURE = 30  # of 100; systemd calls it OK, and a unit without a sandbox gets more than 90
+
+
+def unit_of(*, user: str | None = None, runs_jobs: bool = False, home: Path = HOME) -> Unit:
+    argv = tuple(command(sys.executable, home, home / "cluster.yaml"))
+    return Unit(home, argv, user, runs_jobs, (Path("/home/ann/.ssh"),))
+
+
+def analyze(unit: Unit, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    file = folder / unit.name
+    file.write_text(unit.text())
+    argv = ["systemd-analyze", *words, str(file)]
+    return subprocess.run(argv, capture_output=True, text=True, timeout=60, env={"PATH": "/usr/bin:/bin"})
+
+
+@needs_systemd
+@pytest.mark.parametrize("runs_jobs", [True, False])
+@pytest.mark.parametrize("user", [None, "root"])
+def test_systemd_takes_the_unit_without_a_complaint(tmp_path: Path, user: str | None, runs_jobs: bool) -> None:
+    home = tmp_path / "odd %h $HOME 'q' \"d\" \\ ü"
+    home.mkdir()
+    checked = analyze(unit_of(user=user, runs_jobs=runs_jobs, home=home), tmp_path, "verify", "--man=no")
+    complaints = [line for line in checked.stderr.splitlines() if "ugro-agent" in line]
+    assert complaints == []
+
+
+@needs_systemd
+def test_the_sandbox_of_a_system_unit_is_judged_well(tmp_path: Path) -> None:
+    judged = analyze(
+        unit_of(user="root"), tmp_path, "security", "--offline=true", f"--threshold={WORST_EXPOSURE}", "--no-pager"
+    )
+    assert judged.returncode == 0, judged.stdout[-2000:] + judged.stderr
+
+
+@pytest.mark.parametrize("user", [None, "ann"])
+@pytest.mark.parametrize("runs_jobs", [True, False])
+def test_a_restart_of_the_unit_never_ends_a_job(user: str | None, runs_jobs: bool) -> None:
+    lines = unit_of(user=user, runs_jobs=runs_jobs).text().splitlines()
+    assert "KillMode=process" in lines
+    assert "OOMPolicy=continue" in lines
+
+
+def test_jobs_on_this_machine_are_not_in_a_sandbox() -> None:
+    """It would hold for them: no sudo, no GPU, a /tmp that goes with the unit."""
+    text = unit_of(user="ann", runs_jobs=True).text()
+    for word in ("NoNewPrivileges", "PrivateTmp", "PrivateDevices", "Protect", "Restrict", "SystemCall"):
+        assert f"{word}" not in text
+    assert "Delegate=yes" in text
+    assert "NoNewPrivileges=yes" in unit_of(user="ann").text()
+
+
+def test_only_the_state_and_what_was_named_can_be_written_in_the_sandbox() -> None:
+    lines = unit_of(user="ann").text().splitlines()
+    assert "ReadWritePaths=/home/ann/.ugro -/home/ann/.ssh" in lines
+    assert "ProtectSystem=strict" in lines
+
+
+def test_a_word_is_one_word_for_systemd() -> None:
+    assert quoted("/usr/bin/python3.11") == "/usr/bin/python3.11"
+    assert quoted("50% of $X") == '"50%% of $$X"'
+    assert quoted('a"b\\c') == '"a\\"b\\\\c"'
+    assert quoted("") == '""'

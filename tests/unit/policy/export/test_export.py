@@ -1,0 +1,196 @@
+"""Jobs for other systems: what is mapped, what is named as not mapped, and that no secret is in it."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import yaml
+
+from ugro.client.export import TARGETS, export
+from ugro.core.environment import Origin
+from ugro.core.errors import Unsatisfiable
+from ugro.core.job import After, Job, JobSpec, JobState, Launcher, Placement, Resources, Retry, Share, Stop
+from ugro.core.python_env import EnvRequest
+
+TRAINING = JobSpec(
+    "Exp 1: BERT!",
+    ("train.py", "--lr", "1e-3", "--note", "it's $HOME `x` $(y)\n"),
+    Launcher.DDP,
+    env=(("EPOCHS", "3"), ("HF_TOKEN", "hf_topsecret"), ("DB", "postgresql://ann:topsecret@db/x"), ("ODD", "a'b $c")),
+    snapshot="1a2b3c4d5e6f7788",
+    setup="pip install -e .",
+    resources=Resources(2, 4, gpus_per_node=2, cpus=8, memory_bytes=16 << 30, labels=("fast",)),
+    priority=10,
+    time_limit_s=3601,
+    after=After(ok=(3,)),
+    retry=Retry(2),
+    stop=Stop(grace_s=45),
+    seed=7,
+    sdk=True,
+    environment=EnvRequest(python="3.11", requirements=("torch==2.13.0",), index_url="https://u:topsecret@pypi.lan"),
+)
+PLACED = Placement((Share("gpu1", (0, 1)), Share("gpu2", (3, 4))))
+
+
+def job_of(spec: JobSpec, placement: Placement | None = PLACED, **fields: Any) -> Job:
+    origin = Origin("0123456789abcdef", is_dirty=True)
+    return Job(12, spec, "ann", JobState.RUNNING, "", "2026-01-01T00:00:00", 1, placement, origin=origin, **fields)
+
+
+def options(text: str) -> list[str]:
+    return [line.removeprefix("#SBATCH ") for line in text.splitlines() if line.startswith("#SBATCH ")]
+
+
+def manifest(job: Job, **wanted: str) -> dict[str, Any]:
+    return dict(yaml.safe_load(export(job, "kubernetes", **wanted)))
+
+
+def pod_of(document: dict[str, Any]) -> dict[str, Any]:
+    [group] = document["spec"]["replicatedJobs"]
+    return dict(group["template"]["spec"]["template"]["spec"])
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_no_secret_is_in_it_and_its_name_is(target: str) -> None:
+    words = (*TRAINING.argv, "--api-key", "topsecret", "--wandb-token=topsecret")
+    text = export(job_of(replace(TRAINING, argv=words, setup="curl -H 'Authorization: topsecret' x")), target)
+    assert "topsecret" not in text
+    for name in ("HF_TOKEN", "DB", "UGRO_SECRET_6", "UGRO_SECRET_7"):
+        assert name in text
+    assert "setup: it holds something that looks secret" in text
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_its_head_says_how_code_gets_there_and_what_is_not_mapped(target: str) -> None:
+    text = export(job_of(TRAINING), target)
+    plain = " ".join(line.removeprefix("#").strip() for line in text.splitlines() if line.startswith("#"))
+    for part in (
+        "Job 12 (Exp 1: BERT!), as placed on gpu1 GPU 0–1, gpu2 GPU 3–4.",
+        "tree 1a2b3c4d5e6f, git commit 0123456789ab with changes that were not committed",
+        "labels: fast",
+        "after: jobs 3",
+        "nodes: 2..4, of which 2 are taken",
+        "Python 3.11 with: torch==2.13.0",
+        "pip install ugro==",
+    ):
+        assert part in plain, plain
+
+
+@pytest.mark.parametrize("target", ["slurm", "torchrun"])
+@pytest.mark.parametrize("launcher", [Launcher.DDP, Launcher.TORCHRUN, Launcher.COMMAND])
+def test_the_scripts_are_bash(target: str, launcher: Launcher) -> None:
+    placement = PLACED if launcher is not Launcher.COMMAND else Placement((Share("gpu1", (0,)),))
+    text = export(job_of(replace(TRAINING, launcher=launcher), placement), target)
+    checked = subprocess.run(["bash", "-n"], input=text, text=True, capture_output=True)
+    assert (checked.returncode, checked.stderr) == (0, "")
+
+
+def test_slurm_gets_nodes_devices_time_and_priority() -> None:
+    text = export(job_of(TRAINING), "slurm")
+    assert options(text) == [
+        "--job-name=exp-1-bert",
+        "--nodes=2",
+        "--ntasks-per-node=1",
+        "--gpus-per-node=2",
+        "--cpus-per-task=8",
+        "--mem=16384M",
+        "--time=61",
+        "--signal=TERM@45",
+        "--nice=4000",
+        "--output=exp-1-bert-%j.log",
+    ]
+    assert "retry: 2 times; Slurm repeats a job only when a node failed" in text
+    assert text.splitlines()[0] == "#!/bin/bash"
+    first_command = text.index("set -euo pipefail")
+    assert text.rindex("#SBATCH") < first_command  # Slurm reads no option after the first command
+
+
+def test_a_high_priority_is_named_as_not_mapped() -> None:
+    text = export(job_of(replace(TRAINING, priority=90)), "slurm")
+    assert "priority 90" in text
+    assert "--nice" not in text
+
+
+def test_a_jobset_has_a_pod_for_each_node_that_finds_the_first_by_name() -> None:
+    document = manifest(job_of(TRAINING), image="me/train:1")
+    assert (document["apiVersion"], document["kind"]) == ("jobset.x-k8s.io/v1alpha2", "JobSet")
+    assert document["spec"]["failurePolicy"] == {"maxRestarts": 2}
+    [group] = document["spec"]["replicatedJobs"]
+    job = group["template"]["spec"]
+    assert (job["parallelism"], job["completions"], job["completionMode"]) == (2, 2, "Indexed")
+    assert job["activeDeadlineSeconds"] == 3601
+    pod = pod_of(document)
+    [container] = pod["containers"]
+    assert container["image"] == "me/train:1"
+    assert container["resources"] == {
+        "requests": {"cpu": 8, "memory": "16384Mi"},
+        "limits": {"nvidia.com/gpu": 2, "memory": "16384Mi"},
+    }
+    assert "--master-addr=exp-1-bert-node-0-0.exp-1-bert" in container["command"]
+    assert container["command"][-5:] == ["train.py", "--lr", "1e-3", "--note", "it's $HOME `x` $$(y)\n"]
+    assert {"name": "ODD", "value": "a'b $c"} in container["env"]
+    secret = {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "exp-1-bert-secrets", "key": "HF_TOKEN"}}}
+    assert secret in container["env"]
+
+
+def test_a_secret_in_a_word_of_the_command_comes_from_a_variable() -> None:
+    spec = replace(TRAINING, argv=("train.py", "--api-key=topsecret"), launcher=Launcher.COMMAND)
+    placement = Placement((Share("gpu1"),))
+    script = export(job_of(spec, placement), "torchrun")
+    last = script.splitlines()[-1]
+    assert shlex.split(last)[-2:] == ["train.py", "--api-key=${UGRO_SECRET_1}"]
+    [container] = pod_of(manifest(job_of(spec, placement)))["containers"]
+    assert container["command"][-1] == "--api-key=$(UGRO_SECRET_1)"
+
+
+def test_a_plain_command_is_one_process_with_its_words_unchanged(tmp_path: Any) -> None:
+    spec = JobSpec("echo", ("printf", "%s|", "it's", "$HOME", "a\nb", "*"), env=(("ODD", "x 'y' $z"),))
+    text = export(job_of(spec, Placement((Share("gpu1"),))), "torchrun")
+    done = subprocess.run(["bash", "-c", text], cwd=tmp_path, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("it's|$HOME|a\nb|*|", "")
+
+
+def test_a_script_stops_if_a_secret_was_not_given() -> None:
+    spec = JobSpec("echo", ("printenv", "API_KEY"), env=(("API_KEY", "topsecret"),))
+    text = export(job_of(spec, Placement((Share("gpu1"),))), "torchrun")
+    done = subprocess.run(["bash", "-c", text], env={"PATH": "/usr/bin:/bin"}, capture_output=True, text=True)
+    assert done.returncode != 0
+    assert "API_KEY: is not in this script, because it looks secret: set it before" in done.stderr
+    given = {"PATH": "/usr/bin:/bin", "API_KEY": "mine"}
+    done = subprocess.run(["bash", "-c", text], env=given, capture_output=True, text=True)
+    assert done.stdout == "mine\n"
+
+
+def test_unequal_nodes_keep_their_processes_with_torchrun_and_are_named_for_slurm() -> None:
+    placement = Placement((Share("gpu1", (0, 1)), Share("gpu2", (5,))))
+    script = export(job_of(TRAINING, placement), "torchrun")
+    assert "  0) export CUDA_VISIBLE_DEVICES=0,1; processes=2 ;;  # gpu1" in script
+    assert "  1) export CUDA_VISIBLE_DEVICES=5; processes=1 ;;  # gpu2" in script
+    assert "unequal nodes: processes per node were gpu1 2, gpu2 1" in export(job_of(TRAINING, placement), "slurm")
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_job_that_was_never_placed_is_exported_by_what_it_asks_for(target: str) -> None:
+    text = export(job_of(TRAINING, None), target)
+    assert {"slurm": "--nodes=2", "torchrun": "--nnodes=2", "kubernetes": "--nnodes=2"}[target] in text
+
+
+def test_a_name_becomes_one_line_whatever_is_in_it() -> None:
+    for target in TARGETS:
+        text = export(job_of(replace(TRAINING, name="a\nrm -rf /\x1b[2J")), target)
+        assert "\nrm" not in text
+        assert "\x1b" not in text
+
+
+def test_names_begin_with_a_letter() -> None:
+    for name, made in (("3d", "job-3d"), ("…", "job-12"), ("x" * 80, "x" * 40)):
+        assert manifest(job_of(replace(TRAINING, name=name)))["metadata"]["name"] == made
+
+
+def test_a_ray_job_is_not_exported() -> None:
+    with pytest.raises(Unsatisfiable, match="cannot be exported"):
+        export(job_of(replace(TRAINING, launcher=Launcher.RAY)), "slurm")

@@ -1,0 +1,113 @@
+"""The files of deploy/: what they promise, read from the files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from ugro.config.load import parse_config
+from ugro.nodes.transport import SshOptions, link_command
+
+DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
+FILES = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
+
+
+def documents(*files: Path) -> list[dict[str, Any]]:
+    return [document for file in files or FILES for document in yaml.safe_load_all(file.read_text())]
+
+
+def the(kind: str, name: str = "ugro") -> dict[str, Any]:
+    [found] = [one for one in documents() if (one["kind"], one["metadata"]["name"]) == (kind, name)]
+    return found
+
+
+def compose() -> dict[str, Any]:
+    return dict(yaml.safe_load((DEPLOY / "compose.yaml").read_text()))
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.name))
+def test_manifests_follow_the_published_schemas(file: Path) -> None:
+    validate = pytest.importorskip("kubernetes_validate", reason="pip install kubernetes-validate")
+    for document in documents(file):
+        validate.validate(document, validate.latest_version(), strict=True)
+
+
+def test_there_is_one_agent_and_never_two_with_one_state() -> None:
+    spec = the("Deployment")["spec"]
+    assert (spec["replicas"], spec["strategy"]) == (1, {"type": "Recreate"})
+    assert the("PersistentVolumeClaim", "ugro-state")["spec"]["accessModes"] == ["ReadWriteOncePod"]
+
+
+def test_the_agents_pod_has_no_privileges() -> None:
+    pod = the("Deployment")["spec"]["template"]["spec"]
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    [container] = pod["containers"]
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+    for probe in ("startupProbe", "livenessProbe"):
+        assert container[probe]["exec"] == {"command": ["ugro", "agent", "status"]}
+    mounted = {mount["name"] for mount in container["volumeMounts"]}
+    assert mounted == {volume["name"] for volume in pod["volumes"]}
+
+
+def test_the_agent_may_run_commands_in_pods_and_nothing_else() -> None:
+    allowed = {
+        (resource, verb) for rule in the("Role")["rules"] for resource in rule["resources"] for verb in rule["verbs"]
+    }
+    assert allowed == {("pods", "get"), ("pods", "list"), ("pods/exec", "create"), ("pods/exec", "get")}
+    assert the("RoleBinding")["roleRef"]["name"] == the("Role")["metadata"]["name"]
+    pod = the("Deployment")["spec"]["template"]["spec"]
+    assert pod["serviceAccountName"] == the("ServiceAccount")["metadata"]["name"]
+
+
+def test_names_and_labels_lead_to_each_other() -> None:
+    labels = the("Deployment")["spec"]["template"]["metadata"]["labels"]
+    assert the("Service")["spec"]["selector"] == the("NetworkPolicy")["spec"]["podSelector"]["matchLabels"] == labels
+    nodes = the("StatefulSet", "gpu")
+    assert nodes["spec"]["template"]["metadata"]["labels"] == nodes["spec"]["selector"]["matchLabels"]
+    config = parse_config(the("ConfigMap", "ugro-cluster")["data"]["cluster.yaml"], Path("cluster.yaml"), {})
+    assert [node.name for node in config.nodes] == [f"gpu-{number}" for number in range(nodes["spec"]["replicas"])]
+    assert link_command(config.nodes[0], SshOptions())[:3] == ["kubectl", "exec", "--stdin"]
+    [container] = nodes["spec"]["template"]["spec"]["containers"]
+    [mount] = [one for one in container["volumeMounts"] if one["name"] == "data"]
+    assert config.nodes[0].remote_root.startswith(mount["mountPath"])
+
+
+def test_the_services_of_the_compose_file_listen_on_loopback_only() -> None:
+    services = compose()["services"]
+    assert set(services) == {"agent", "prometheus", "grafana", "postgres"}
+    for name, service in services.items():
+        assert service["network_mode"] == "host"
+        assert "ports" not in service, name
+        assert "privileged" not in service
+    assert "--web.listen-address=127.0.0.1:9090" in services["prometheus"]["command"]
+    assert services["grafana"]["environment"]["GF_SERVER_HTTP_ADDR"] == "127.0.0.1"
+    assert "listen_addresses=127.0.0.1" in services["postgres"]["command"]
+    assert services["postgres"]["profiles"] == ["postgres"]
+
+
+def test_what_the_compose_file_mounts_is_there_or_is_made_by_the_user() -> None:
+    made = {"./home", "./secrets/dashboard.token", "./secrets/grafana.password", "./secrets/postgres.password"}
+    named = set(compose()["volumes"])
+    for service in compose()["services"].values():
+        for volume in service["volumes"]:
+            source = volume.partition(":")[0]
+            assert source in made or source in named or (DEPLOY / source).exists(), source
+
+
+def test_the_image_is_not_roots_and_says_whether_it_is_healthy() -> None:
+    lines = (DEPLOY / "Containerfile").read_text().splitlines()
+    words = [line.split(maxsplit=1) for line in lines if line and line[0].isupper()]
+    kinds = [kind for kind, _ in words]
+    assert kinds.index("USER") < kinds.index("ENTRYPOINT")
+    assert ["USER", "1000:1000"] in words
+    [health] = [rest for kind, rest in words if kind == "HEALTHCHECK"]
+    assert health.endswith('CMD ["ugro", "agent", "status"]')
+    assert not [rest for kind, rest in words if kind in ("ENV", "ARG") and "TOKEN" in rest]
