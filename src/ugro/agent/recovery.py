@@ -24,10 +24,12 @@ from ugro.core.errors import Damaged, NotAllowed, NotFound, UgroError
 from ugro.core.support.codec import dumps
 from ugro.core.support.state_dir import StateDir
 from ugro.store import backup
+from ugro.store.address import PostgresAddress, read_address
 from ugro.store.backup_folder import BackupFolder
 from ugro.store.database import Store
 from ugro.store.engine import Design
 from ugro.store.examine import Thoroughness, examine
+from ugro.store.locate import look_at, postgres_at
 
 
 def main() -> None:
@@ -66,20 +68,21 @@ def _do(home: StateDir, arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def make_backup(home: StateDir, target: Path | None) -> Backup:
-    """Whether an agent runs or not: SQLite lets others read while it writes."""
-    if not home.database.exists():
+    """Whether an agent runs or not: databases let others read while it writes."""
+    source = read_address(home) or home.database
+    if source == home.database and not home.database.exists():
         raise NotFound(f"there is no state in {home.path}", hint="the agent makes it: ugro agent start")
     if target is not None and target.exists():
         raise NotAllowed(f"{target} exists", hint="name a new file")
     if target is not None and not target.parent.is_dir():
         raise NotFound(f"there is no folder {target.parent}", hint="make it first")
     try:
-        if HomeLock.take(home) is not None:  # nobody has looked at it yet
+        if source == home.database and HomeLock.take(home) is not None:  # nobody has looked at it yet
             examine(home.database, Design().tables, Thoroughness())
         if target is None:
             home.backups.mkdir(mode=0o700, exist_ok=True)
-            target = BackupFolder(home.backups).next_path(backup.schema_of(home.database), time.time())
-        return backup.make(home.database, target, home.identity)
+            target = BackupFolder(home.backups).next_path(_schema_of(source), time.time())
+        return backup.make(source, target, home.identity)
     except Damaged as error:
         error.hint = error.hint or advice(BackupFolder(home.backups))
         raise
@@ -96,22 +99,48 @@ def restore(home: StateDir, source: Path | None) -> Restored:
         )
     fresh = home.database.with_name("state.db.restoring")
     _remove(fresh)
+    address = read_address(home)
     try:
         content = _put(source, fresh) if source is not None else None
-        if content is None:
-            asyncio.run(_make_empty(fresh))
+        if content is None or address is not None:
+            asyncio.run(_make_newest(fresh))
         for number in (signal.SIGINT, signal.SIGTERM):  # from here on it is done as a whole
             signal.signal(number, signal.SIG_IGN)
         ending = f".before-restore-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
-        aside = _set_aside(home.database, ending)
+        aside = _set_aside(home.database, ending) if address is None else _export_aside(home, address, ending)
         for name, there in _identity(home, content).items():
             aside += _set_aside(home.path / name, ending)
             backup.write_whole(home.path / name, there)
-        fresh.replace(home.database)  # last: without a state no agent starts, and with it no agent lacks its key
+        # Last: without a state no agent starts, and with it no agent lacks its key.
+        if address is None:
+            fresh.replace(home.database)
+        else:
+            _load(fresh, address)
         backup.sync(home.path)
     finally:
         _remove(fresh)
     return Restored(content.backup if content else None, tuple(str(path) for path in aside))
+
+
+def _schema_of(source: Path | PostgresAddress) -> int:
+    if isinstance(source, Path):
+        return backup.schema_of(source)
+    return look_at(source).schema
+
+
+def _export_aside(home: StateDir, address: PostgresAddress, ending: str) -> list[Path]:
+    if not look_at(address).schema:
+        return []
+    aside = home.database.with_name(home.database.name + ending)
+    backup.make(address, aside, home.identity)
+    return [aside]
+
+
+def _load(fresh: Path, address: PostgresAddress) -> None:
+    database = postgres_at(address)
+    from ugro.store.postgres_copy import load
+
+    load(fresh, database, replaces=True)
 
 
 def _checked(source: Path) -> backup.Content:
@@ -167,7 +196,8 @@ def _set_aside(path: Path, ending: str) -> list[Path]:
     return moved
 
 
-async def _make_empty(fresh: Path) -> None:
+async def _make_newest(fresh: Path) -> None:
+    """Empty if there is no such file; else what is there, in the newest schema."""
     store = Store(fresh)
     await store.open()
     await store.close()

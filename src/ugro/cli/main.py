@@ -33,6 +33,7 @@ _GROUPS = {
         "cluster": ("ugro.cli.cluster:cluster", "Run Ray clusters on the nodes: start, scale, stop."),
         "sync": ("ugro.cli.sync:sync", "Send code to nodes."),
         "agent": ("ugro.cli.agent:agent", "Start, stop and inspect the agent."),
+        "store": ("ugro.cli.store:store", "Show where the agent's state is kept, or move it."),
         "completion": ("ugro.cli.completion:completion", "Print a shell completion script."),
     },
     "Jobs": {
