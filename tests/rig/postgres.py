@@ -95,6 +95,11 @@ class PostgresServer:
             cursor = connection.execute(statements[-1].encode())
             return cursor.fetchall() if cursor.description else []
 
+    def require_password(self, role: str) -> None:
+        file = self.folder / "data" / "pg_hba.conf"
+        file.write_text(f"local all {role} scram-sha-256\n{file.read_text()}")
+        self.sql("SELECT pg_reload_conf()")
+
     def database_of(self, path: Path) -> str:
         """For what would be this file; it is made when it is first asked for."""
         name = f"t{hashlib.sha256(str(path).encode()).hexdigest()[:20]}"

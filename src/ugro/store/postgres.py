@@ -36,7 +36,7 @@ _LOCK = int.from_bytes(b"ugrostor", "big") >> 1
 _OLDEST_SERVER = 140000
 _FIRST_WAIT_S = 5.0  # for the session of an agent that was killed a moment ago
 _PAUSES_S = (0.05, 5.0)  # between two tries to connect: the first, and the longest
-_SILENT_S = 10.0  # a transaction that takes longer is reported
+_SILENT_S = 10.0
 _STATE = (
     "CREATE TABLE ugro_store "
     "(is_only BOOLEAN PRIMARY KEY CHECK (is_only), schema BIGINT NOT NULL, last TEXT NOT NULL, moved_to TEXT)"
@@ -62,12 +62,19 @@ class Postgres:
     def __init__(
         self,
         address: PostgresAddress,
-        design: Design | None = None,
         on_taken: Callable[[UgroError], None] = lambda error: None,
+        *,
+        patience_s: float = _FIRST_WAIT_S,
+        silent_s: float = _SILENT_S,
     ) -> None:
-        """``on_taken``: called if another agent has the database, or it is not the same any more, after a reconnect."""
+        """``on_taken``: called if another agent has the database, or it is not the same any more, after a reconnect.
+
+        ``patience_s``: for a lock, at the start. ``silent_s``: a transaction that takes longer is reported.
+        """
         self.address = address
-        self._design = design or Design()
+        self._patience_s = patience_s
+        self._silent_s = silent_s
+        self._design = Design()
         self._on_taken = on_taken
         self._connection: PostgresConnection | None = None
         self._session = 0  # the server's number of the session that has, or had, the lock
@@ -87,7 +94,7 @@ class Postgres:
             return self._away
         since = self._busy_since
         busy_s = time.monotonic() - since if since is not None else 0.0
-        return f"it has been silent for {busy_s:.0f} s" if busy_s > _SILENT_S else None
+        return f"it has been silent for {busy_s:.0f} s" if busy_s > self._silent_s else None
 
     # --- the start ----------------------------------------------------------------------------------------------
 
@@ -96,7 +103,7 @@ class Postgres:
         connection: PostgresConnection | None = None
         try:
             connection = connect(self.address)
-            self._lock_within(connection, _FIRST_WAIT_S)
+            self._lock_within(connection, self._patience_s)
             schema = self._read_schema(connection)
             if schema > newest_schema(self._design.migrations):
                 raise too_new(self.name, schema)
@@ -212,20 +219,27 @@ class Postgres:
         pause_s, longest_s = _PAUSES_S
         while not self._given_up.wait(pause_s):
             pause_s = min(longest_s, 2 * pause_s)
-            connection: PostgresConnection | None = None
             try:
-                connection = connect(self.address)
-                if self._lock(connection):
-                    return connection, str(connection.execute("SELECT last FROM ugro_store").fetchone()["last"])
-            except psycopg.errors.UndefinedTable:
-                self._end("has lost its tables", "restore the database, or see: docs/stores.md")
+                if (found := self._try_again()) is not None:
+                    return found
             except (psycopg.Error, ConnectionLost, UgroError) as error:
                 if isinstance(error, NotAllowed):  # another agent has it
                     raise
                 self._away = " ".join(str(error).split())
-            if connection is not None:
-                connection.close()
         raise StoreAway(f"{self.name} does not answer: {self._away}", hint="the agent stops")
+
+    def _try_again(self) -> tuple[PostgresConnection, str] | None:
+        connection = connect(self.address)
+        with contextlib.ExitStack() as stack:
+            stack.callback(connection.close)
+            if not self._lock(connection):
+                return None
+            try:
+                last = connection.execute("SELECT last FROM ugro_store").fetchone()["last"]
+            except psycopg.errors.UndefinedTable:
+                self._end("has lost its tables", "restore the database; see: docs/stores.md")
+            stack.pop_all()
+            return connection, str(last)
 
     def _end(self, what: str, hint: str) -> NoReturn:
         error = NotAllowed(f"{self.name} {what}: this agent ends; jobs on the nodes keep running", hint=hint)
