@@ -125,11 +125,14 @@ def restore(home: StateDir, source: Path | None) -> Restored:
 def _schema_of(source: Path | PostgresAddress) -> int:
     if isinstance(source, Path):
         return backup.schema_of(source)
-    return look_at(source).schema
+    found = look_at(source)
+    if found.problem is not None:
+        raise UgroError(f"{source.url} cannot be used: {found.problem}", hint="is the server running?")
+    return found.schema
 
 
 def _export_aside(home: StateDir, address: PostgresAddress, ending: str) -> list[Path]:
-    if not look_at(address).schema:
+    if not _schema_of(address):
         return []
     aside = home.database.with_name(home.database.name + ending)
     backup.make(address, aside, home.identity)

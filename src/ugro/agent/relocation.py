@@ -25,7 +25,7 @@ from ugro.store import backup
 from ugro.store.address import PostgresAddress, make_address, read_address, write_address
 from ugro.store.backend import Design
 from ugro.store.examine import Thoroughness, examine
-from ugro.store.locate import look_at, postgres_at
+from ugro.store.locate import look_at, postgres_at, refuse_used
 from ugro.store.sqlite_file import connect, migrate
 
 _SQLITE = "sqlite"
@@ -49,7 +49,8 @@ def _do(home: StateDir, wish: Mapping[str, Any]) -> dict[str, Any]:
     if wish.get("to") is None:
         return {"store": status(home)}
     target = None if wish["to"] == _SQLITE else make_address(str(wish["to"]), wish.get("password_file"), "--to")
-    return {"moved": move(home, target)}
+    _refuse_in_vain(home, target)
+    return {} if wish.get("checks_only") else {"moved": move(home, target)}
 
 
 def status(home: StateDir) -> StoreStatus:
@@ -69,20 +70,30 @@ def move(home: StateDir, target: PostgresAddress | None) -> Moved:
             f"an agent runs in {home.path}", hint="stop it first: ugro agent stop; jobs on the nodes keep running"
         )
     source = read_address(home)
-    if target is not None and source is None:
+    if target is not None:
         return _to_postgres(home, target)
-    if target is None and source is not None:
-        return _to_sqlite(home, source)
-    where = source.url if source is not None else str(home.database)
-    raise NotAllowed(f"the state is in {where} already", hint="to another database: first --to sqlite, then there")
+    assert source is not None
+    return _to_sqlite(home, source)
+
+
+def _refuse_in_vain(home: StateDir, target: PostgresAddress | None) -> None:
+    """What can be known before an agent is stopped for it."""
+    source = read_address(home)
+    if (source is None) == (target is None):
+        where = source.url if source is not None else str(home.database)
+        raise NotAllowed(f"the state is in {where} already", hint="to another database: first --to sqlite, then there")
+    if source is None and not home.database.exists():
+        raise NotFound(f"there is no state in {home.path}", hint="the agent makes it: ugro agent start")
+    if source is not None and home.database.exists():
+        raise NotAllowed(f"{home.database} exists", hint="it is an older state; move it away first")
+    if target is not None:
+        refuse_used(target)
 
 
 def _to_postgres(home: StateDir, target: PostgresAddress) -> Moved:
     database = postgres_at(target)
     from ugro.store.postgres_copy import load
 
-    if not home.database.exists():
-        raise NotFound(f"there is no state in {home.path}", hint="the agent makes it: ugro agent start")
     examine(home.database, Design().tables, Thoroughness())
     with closing(connect(home.database)) as db:  # also copies its log into it
         db.execute("BEGIN")
@@ -91,15 +102,13 @@ def _to_postgres(home: StateDir, target: PostgresAddress) -> Moved:
     counts = load(home.database, database)
     write_address(home, target)
     aside = _set_aside(home.database)
-    return Moved(target.url, sum(counts.values()), counts, str(aside))
+    return Moved(target.url, len(counts), sum(counts.values()), str(aside))
 
 
 def _to_sqlite(home: StateDir, source: PostgresAddress) -> Moved:
     database = postgres_at(source)
     from ugro.store.postgres_copy import export, mark_moved
 
-    if home.database.exists():
-        raise NotAllowed(f"{home.database} exists", hint="it is an older state; move it away first")
     fresh = home.database.with_name("state.db.moving")
     fresh.unlink(missing_ok=True)
     try:
@@ -113,7 +122,7 @@ def _to_sqlite(home: StateDir, source: PostgresAddress) -> Moved:
             write_address(home, None)
     finally:
         fresh.unlink(missing_ok=True)
-    return Moved(str(home.database), sum(counts.values()), counts, source.url)
+    return Moved(str(home.database), len(counts), sum(counts.values()), source.url)
 
 
 def _set_aside(path: Path) -> Path:

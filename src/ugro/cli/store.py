@@ -60,6 +60,7 @@ def migrate(session: Session, to: str, password_file: Path | None, yes: bool) ->
     """
     client, output = session.new_client(), session.output
     if client.running_agent() is not None:
+        client.stores.check(to, password_file)  # before the agent is stopped for nothing
         _ask_to_stop(output, is_sure=yes)
         client.stop_agent(keeps_cluster=True)
     moved = client.stores.move(to, password_file)
@@ -88,6 +89,6 @@ def _show(output: Output, found: StoreStatus) -> None:
 
 
 def _show_moved(output: Output, moved: Moved) -> None:
-    output.note(f"moved {moved.rows} rows to {moved.where}; they were compared")
+    output.note(f"moved {moved.rows} rows of {moved.tables} tables to {moved.where}, and compared them")
     output.note(f"what was there before is kept as {moved.before}, and not used any more")
     output.note("the next command starts the agent with it")

@@ -24,6 +24,14 @@ class Stores:
 
     def move(self, to: str, password_file: Path | str | None = None) -> Moved:
         """``to``: the URL of a PostgreSQL database without a password, or ``sqlite``. Refused while an agent runs."""
-        file = os.path.abspath(os.path.expanduser(password_file)) if password_file is not None else None
-        answer = self._program.run("moving the state", _HINT, given={"to": to, "password_file": file})
+        answer = self._program.run("moving the state", _HINT, given=_wish(to, password_file))
         return decode(Moved, answer["moved"])
+
+    def check(self, to: str, password_file: Path | str | None = None) -> None:
+        """Raises why it could not be moved there; changes nothing."""
+        self._program.run("looking at the target", _HINT, given={**_wish(to, password_file), "checks_only": True})
+
+
+def _wish(to: str, password_file: Path | str | None) -> dict[str, object]:
+    file = os.path.abspath(os.path.expanduser(password_file)) if password_file is not None else None
+    return {"to": to, "password_file": file}

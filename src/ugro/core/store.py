@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +19,6 @@ class StoreStatus:
 @dataclass(frozen=True, slots=True)
 class Moved:
     where: str  # the state is now
+    tables: int
     rows: int
-    tables: dict[str, int] = field(default_factory=dict)  # rows of each
-    before: str = ""  # what it was moved from; kept, and not used any more
+    before: str  # what it was moved from; kept, and not used any more

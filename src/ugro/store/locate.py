@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ugro.core.errors import UgroError
+from ugro.core.errors import NotAllowed, UgroError
 from ugro.core.store import StoreStatus
 from ugro.core.support.state_dir import StateDir
 from ugro.store.address import PostgresAddress, read_address
@@ -35,3 +35,12 @@ def look_at(address: PostgresAddress) -> StoreStatus:
     from ugro.store.postgres_copy import look
 
     return look(address)
+
+
+def refuse_used(address: PostgresAddress) -> None:
+    """Raises if it cannot be reached, or has a state."""
+    found = look_at(address)
+    if found.problem is not None:
+        raise UgroError(f"{address.url} cannot be used: {found.problem}", hint="try: psql with this URL")
+    if found.schema:
+        raise NotAllowed(f"{address.url} is not empty: it has a state of UGRO", hint="name a new database")
