@@ -30,6 +30,7 @@ class PostgresRelay:
         self._listener.listen(8)
         self._open: list[socket.socket] = []
         self._cut: Cut | None = None
+        self._left = 0  # commits until that one
         self.cuts = 0
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -48,9 +49,9 @@ class PostgresRelay:
     def address_of(self, path: Path) -> PostgresAddress:
         return PostgresAddress(f"postgresql://ugro@/{self._server.database_of(path)}?host={self.folder}")
 
-    def cut(self, how: Cut) -> None:
-        """The next commit that changes something."""
-        self._cut = how
+    def cut(self, how: Cut, number: int = 1) -> None:
+        """The next commit that changes something, or a later one."""
+        self._cut, self._left = how, number
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
@@ -65,7 +66,8 @@ class PostgresRelay:
     def _forward(self, client: socket.socket, server: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while piece := client.recv(65536):
-                if self._cut is not None and _COMMIT in piece:
+                self._left -= _COMMIT in piece
+                if self._cut is not None and self._left == 0 and _COMMIT in piece:
                     how, self._cut = self._cut, None
                     self._lose(client, server, piece, how)
                     return

@@ -65,6 +65,13 @@ class Backend(Protocol):
 
     def close(self) -> None: ...
 
+    @property
+    def look_every_s(self) -> float | None:
+        """How often ``look`` is called while nobody asks for anything; None: never."""
+
+    def look(self) -> None:
+        """Raises ConnectionLost if nothing could be read or written now."""
+
     def recover(self, lost: ConnectionLost) -> bool:
         """Returns when there is a connection again; True if what was lost had been committed."""
 

@@ -6,6 +6,7 @@ A change is acknowledged after its commit is durable. If one fails, only that on
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import queue
 import threading
@@ -123,7 +124,7 @@ class Database:
         return await self.run(lambda db: [self._done_or_undone(db, work) for work in each], then=notify)
 
     def _serve(self) -> None:
-        while (first := self._requests.get()) is not None:
+        while (first := self._next()) is not None:
             batch = [first]
             is_last = False
             while not self._requests.empty() and len(batch) < 1000:
@@ -138,6 +139,21 @@ class Database:
             if is_last:
                 break
         self._backend.close()
+
+    def _next(self) -> _Request | None:
+        while True:
+            try:
+                return self._requests.get(timeout=self._backend.look_every_s)
+            except queue.Empty:
+                self._look()
+
+    def _look(self) -> None:
+        """Nobody asks for anything: a lost connection is noticed and replaced all the same."""
+        try:
+            self._backend.look()
+        except ConnectionLost as lost:
+            with contextlib.suppress(UgroError):  # it was given up, which the next request is told
+                self._backend.recover(lost)
 
     def _examine(self, opening: Opening) -> None:
         try:

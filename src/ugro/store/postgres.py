@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import select
 import socket
 import threading
 import time
@@ -58,6 +59,7 @@ _SETTINGS = (
 
 class Postgres:
     errors: tuple[type[Exception], ...] = (psycopg.Error,)
+    look_every_s: float | None = 1.0
 
     def __init__(
         self,
@@ -192,6 +194,14 @@ class Postgres:
         return UgroError(f"{self.name} cannot be used: {words}", hint="try: psql with this URL; see: docs/stores.md")
 
     # --- a lost connection --------------------------------------------------------------------------------------
+
+    def look(self) -> None:
+        if self._connection is None:
+            raise ConnectionLost("there is no connection")
+        poll = select.poll()
+        poll.register(self._connection.raw.fileno(), select.POLLIN)
+        if poll.poll(0):  # the end of the connection, or a notice
+            self._connection.execute("SELECT 1")
 
     def give_up(self) -> None:
         self._given_up.set()

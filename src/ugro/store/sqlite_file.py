@@ -33,6 +33,7 @@ class SqliteConnection(sqlite3.Connection):
 class SqliteFile:
     errors: tuple[type[Exception], ...] = (sqlite3.Error,)
     problem: str | None = None  # a file does not go away for a while
+    look_every_s: float | None = None
 
     def __init__(self, path: Path, design: Design) -> None:
         self.path = path
@@ -78,6 +79,9 @@ class SqliteFile:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
+
+    def look(self) -> None:
+        return
 
     def recover(self, lost: ConnectionLost) -> bool:
         raise AssertionError("a file has no connection to lose")
