@@ -193,9 +193,10 @@ class Database:
     def _run_once(self, batch: list[_Request]) -> None:
         connection = self._backend.begin()
         minor = 0
+        do = self._done_or_undone if len(batch) > 1 else self._done_alone
         for request in batch:
             before = connection.total_changes
-            outcome = self._done_or_undone(connection, request.work)
+            outcome = do(connection, request.work)
             request.error = outcome if isinstance(outcome, Exception) else None
             request.result = outcome
             minor += 0 if request.counts else connection.total_changes - before
@@ -208,6 +209,17 @@ class Database:
         assert self.damage is not None
         for request in batch:
             request.error = Damaged(self.damage.message, hint=self.damage.hint)
+
+    def _done_alone(self, connection: Connection, work: Work[T]) -> T | Exception:
+        """Nothing else is in the transaction: it needs no savepoint."""
+        try:
+            return work(connection)
+        except Exception as error:  # as below
+            if self._backend.is_fatal(error):
+                raise
+            connection.execute("ROLLBACK")
+            connection.execute("BEGIN")
+            return error
 
     def _done_or_undone(self, connection: Connection, work: Work[T]) -> T | Exception:
         connection.execute("SAVEPOINT work")

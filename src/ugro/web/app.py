@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from urllib.parse import parse_qsl, quote
 
-from fastapi import FastAPI, Request, Response
+from fastapi import Depends, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
@@ -14,7 +14,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Scope
 
 from ugro.agent.agent import Agent
-from ugro.agent.api.app import http_status
+from ugro.agent.api.app import http_status, refuse_without_store
 from ugro.agent.api.audit_trail import AuditTrail
 from ugro.core.errors import NotFound, UgroError, UsageError
 from ugro.core.support.clock import boot_clock_s
@@ -31,6 +31,9 @@ from ugro.web.pages.settings import add_settings_pages
 from ugro.web.pages.sweeps import add_sweep_pages
 from ugro.web.site import STATIC, Site
 from ugro.web.tokens import COOKIE_LIFETIME_S
+
+
+_WITHOUT_STORE = ("/login", "/logout")
 
 
 def create_web(agent: Agent, api: ASGIApp, access: AccessSettings) -> ASGIApp:
@@ -53,7 +56,11 @@ def _is_stranger(scope: Scope) -> bool:
 
 
 def create_pages(site: Site, api: ASGIApp, access: AccessSettings) -> FastAPI:
-    app = FastAPI(title="UGRO", docs_url=None, redoc_url=None, openapi_url=None)
+    async def look_first(request: Request) -> None:
+        if request.url.path not in _WITHOUT_STORE:
+            refuse_without_store(site.agent, request.url.path)
+
+    app = FastAPI(title="UGRO", docs_url=None, redoc_url=None, openapi_url=None, dependencies=[Depends(look_first)])
     _add_errors(app, site)
     _add_login(app, site, access)
     add_cluster_pages(app, site)

@@ -7,6 +7,8 @@ import os
 import signal
 import threading
 from collections.abc import Awaitable, Callable
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -15,13 +17,20 @@ import pytest
 from tests.rig import postgres
 from tests.rig.postgres import PostgresServer, shared_server
 from tests.rig.postgres_relay import Cut, PostgresRelay
+from tests.rig.stores import in_store
 from tests.rig.tiers import sample
 from tests.rig.waiting import wait_until
 from ugro.core.errors import NotAllowed, StoreAway, UgroError
-from ugro.core.job import JobSpec, JobState
+from ugro.core.job import Job, JobSpec, JobState, Placement, Share
 from ugro.store.address import PostgresAddress
+from ugro.store.copying import tables
 from ugro.store.database import Store
+from ugro.store.jobs import About
+from ugro.store.migrations_folder import newest_schema
 from ugro.store.postgres import Postgres
+from ugro.store.postgres_copy import export, load
+from ugro.store.smalllogs import SmallLog
+from ugro.store.sqlite_file import connect_plainly
 
 T = TypeVar("T")
 SPEC = JobSpec("train", ("true",))
@@ -55,11 +64,14 @@ async def until_away(store: Store) -> None:
     await asyncio.to_thread(wait_until, lambda: store.away, PATIENCE_S, "the store to be away")
 
 
+def database_in(address: PostgresAddress) -> str:
+    return address.url.partition("@/")[2].partition("?")[0]
+
+
 def sessions(server: PostgresServer, address: PostgresAddress) -> list[int]:
     """Of agents: the server's processes."""
-    database = address.url.partition("@/")[2].partition("?")[0]
-    query = f"SELECT pid FROM pg_stat_activity WHERE datname = '{database}' AND application_name LIKE 'ugro%'"
-    return [int(str(row[0])) for row in server.sql(query)]
+    query = "SELECT pid, datname FROM pg_stat_activity WHERE application_name LIKE 'ugro%'"
+    return [int(str(pid)) for pid, database in server.sql(query) if database == database_in(address)]
 
 
 def test_a_second_agent_is_refused_and_told_who_uses_the_database(address: PostgresAddress) -> None:
@@ -200,9 +212,8 @@ def test_an_agent_ends_if_the_database_is_not_what_it_was(address: PostgresAddre
     async def work(store: Store) -> None:
         server = shared_server()
         await store.next_generation()
-        database = address.url.partition("@/")[2].partition("?")[0]
         [pid] = sessions(server, address)
-        server.sql(change, f"SELECT pg_terminate_backend({pid})", database=database)
+        server.sql(change, f"SELECT pg_terminate_backend({pid})", database=database_in(address))
         with pytest.raises(NotAllowed, match=what):
             await store.drained()
         assert len(ended) == 1
@@ -276,3 +287,58 @@ def test_a_password_is_read_from_its_file_and_never_shown(tmp_path: Path) -> Non
     file.chmod(0o640)
     with pytest.raises(UgroError, match="others can read the password"):
         with_store(Postgres(address), Store.next_generation)
+
+
+def test_both_engines_have_the_same_tables_columns_and_indexes(tmp_path: Path, address: PostgresAddress) -> None:
+    with_store(Postgres(address), Store.next_generation)
+    columns = (
+        "SELECT table_name, column_name, is_nullable = 'NO' FROM information_schema.columns "
+        "WHERE table_schema = 'public' AND table_name <> 'ugro_store' ORDER BY table_name, ordinal_position"
+    )
+    theirs = shared_server().sql(columns, database=database_in(address))
+    indexes = (
+        "SELECT indexname FROM pg_indexes WHERE schemaname = 'public' "
+        "AND indexname NOT IN (SELECT conname FROM pg_constraint)"
+    )
+    names = {str(name) for (name,) in shared_server().sql(indexes, database=database_in(address))}
+    in_store(tmp_path, lambda store: store.resume("nobody"))
+    with closing(connect_plainly(tmp_path / "state.db")) as db:
+        ours = [
+            (table.name, str(row["name"]), bool(row["notnull"] or row["pk"]))
+            for table in sorted(tables(newest_schema("ugro.store")), key=lambda table: table.name)
+            for row in db.execute(f"PRAGMA table_info({table.name})")
+        ]
+        assert theirs == ours
+        query = "SELECT name FROM sqlite_master WHERE type = 'index' AND name NOT LIKE 'sqlite_%'"
+        assert names == {row["name"] for row in db.execute(query)}
+
+
+@pytest.mark.proof
+def test_a_copy_there_and_back_is_the_same_row_by_row(tmp_path: Path, address: PostgresAddress) -> None:
+    async def work(store: Store) -> None:
+        [one, two] = [(await store.jobs.submit(SPEC, "ann", key)).job for key in ("1\0", "ü")]
+        started = await store.jobs.start(one, Placement((Share("gpu1", gpus=(0,)),)), "fits")
+        running = await store.jobs.move(started, JobState.RUNNING, "runs")
+        await store.jobs.finish(running, SmallLog(one.id, 1, ((0, bytes(range(256))),)))
+        await store.jobs.submit_many([(SPEC, "ann", f"many {number}", About()) for number in range(1005)])
+        await store.notes.change(two.id, lambda note: replace(note, text="\U0010fffe 風扇", tags=("a",)))
+        await store.jobs.standing.reserve(9000)
+
+    in_store(tmp_path, work)
+    state, back = tmp_path / "state.db", tmp_path / "back.db"
+    counts = load(state, Postgres(address))
+    assert counts["jobs"] == 1007
+    with pytest.raises(NotAllowed, match="is not empty"):
+        load(state, Postgres(address))
+    assert export(address, back) == counts
+    with closing(connect_plainly(state)) as one, closing(connect_plainly(back)) as other:
+        for table in tables(newest_schema("ugro.store")):
+            query = f"SELECT * FROM {table.name} ORDER BY {', '.join(table.key)}"
+            assert list(map(tuple, one.execute(query))) == list(map(tuple, other.execute(query)))
+        assert one.newest_id("jobs") == other.newest_id("jobs") == 9000
+        assert one.newest_id("events", "seq") == other.newest_id("events", "seq")
+    assert with_store(Postgres(address), submitted).id == 9001
+
+
+async def submitted(store: Store) -> Job:
+    return (await store.jobs.submit(SPEC, "ann", "new")).job

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -47,6 +49,17 @@ def refusal(ugro: Ugro, *words: str) -> str:
     assert done.returncode not in (0, 1), done.stderr
     assert "Traceback" not in done.stderr
     return done.stderr
+
+
+def asked(link: str, token: str) -> tuple[int, str]:
+    where = urlsplit(link)
+    connection = http.client.HTTPConnection(where.hostname or "", where.port, timeout=PATIENCE_S)
+    try:
+        connection.request("GET", "/v1/jobs", headers={"Authorization": f"Bearer {token}"})
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode()
+    finally:
+        connection.close()
 
 
 def test_a_state_goes_to_postgresql_and_back(ugro: Ugro, server: PostgresServer, tmp_path: Path) -> None:
@@ -113,6 +126,8 @@ def test_an_agent_without_its_server_stands_still_says_so_and_goes_on(
     job = json.loads(started.stdout)["job"]["id"]
     wait_until(lambda: document(ugro, "status", str(job))["job"]["state"] == "running", PATIENCE_S)
     agent = holder(ugro.home)
+    link = document(ugro, "dashboard", "--no-open")["dashboard"]["url"]
+    token = (ugro.home / "dashboard.token").read_text().strip()
     server.kill()
     try:
         status = wait_until(lambda: document(ugro, "agent", "status")["agent"]["state_error"], PATIENCE_S)
@@ -122,6 +137,8 @@ def test_an_agent_without_its_server_stands_still_says_so_and_goes_on(
             assert done.returncode == 5, done.stderr
             assert "does not answer" in done.stderr
         assert "does not answer" in ugro("doctor").stdout
+        code, page = asked(link, token)
+        assert (code, "does not answer" in page) == (503, True), page
         gate.touch()  # it ends while nobody can record it
     finally:
         server.start()
