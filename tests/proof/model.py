@@ -34,7 +34,7 @@ from ugro.nodes.runs import Identity, Moment, RunStart, RunStatus
 from ugro.policy.lifecycle.attempt import NodeRun, RunState
 from ugro.policy.lifecycle.clock import Jump
 from ugro.policy.scheduling.cluster_view import ClusterView, GpuView, Holding, NodeView
-from ugro.store.engine import Database, Opening, _Request
+from ugro.store.engine import Database, Opening, Work, _Request
 from ugro.store.jobs import JobStore
 from ugro.workloads.planning import ranks_on
 
@@ -67,15 +67,13 @@ class InlineDatabase(Database):
     is_dead = False
 
     async def open(self, opening: Opening | None = None) -> None:
-        await self.run(self._migrate)
+        await self.run(self._backend.migrate)
 
     async def close(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+        self._backend.close()
 
     async def run(
-        self, work: Callable[[sqlite3.Connection], T], then: Callable[[T], None] | None = None, *, counts: bool = True
+        self, work: Work[T], then: Callable[[T], None] | None = None, *, counts: bool = True
     ) -> T:
         await self._others()
         loop = asyncio.get_running_loop()

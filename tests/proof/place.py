@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import shutil
+import sqlite3
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import yaml
 
@@ -19,7 +20,7 @@ from tests.rig.judge import Book, Final, Ledger, Task, Verdict, judge, orphans
 from tests.rig.waiting import end_all_with_variable, wait_until
 from ugro import Client
 from ugro.client.http import AgentGone
-from ugro.core.errors import UgroError, Unreachable
+from ugro.core.errors import StoreAway, UgroError, Unreachable
 from ugro.core.job import Job
 
 T = TypeVar("T")
@@ -83,6 +84,11 @@ class Place:
         self._homes.append(other)
         return other
 
+    def sql(self, statement: str) -> list[Any]:
+        """Behind the agent's back."""
+        with closing(sqlite3.connect(self.home / "state.db")) as db, db:
+            return db.execute(statement).fetchall()
+
     # --- commands -----------------------------------------------------------------------------------------------
 
     def submit(self, task: Task, **fields: object) -> int:
@@ -119,7 +125,7 @@ class Place:
             try:
                 with Client(home=home or self.home, cluster=self.cluster) as client:
                     return question(client)
-            except (AgentGone, Unreachable) as error:
+            except (AgentGone, Unreachable, StoreAway) as error:
                 if time.monotonic() > deadline:
                     raise AssertionError(self.seen(f"nobody answers: {error}")) from error
                 time.sleep(_AGAIN_S)

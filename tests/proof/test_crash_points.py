@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import sqlite3
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
@@ -117,8 +116,8 @@ def hand_in(place: Place, tasks: Sequence[Task], has_slept: Event) -> None:
             return
 
 
-def killed_at(point: str) -> None:
-    with Place(3) as place:
+def killed_at(point: str, place: Place | None = None) -> None:
+    with place or Place(3) as place:
         if point.startswith("sweep."):
             plant_stray(place)
         armed = place.agent(point)
@@ -159,13 +158,13 @@ def plant_stray(place: Place) -> None:
     job = place.ask(lambda client: client.jobs.submit(fields={"command": ["true"], "cwd": "/"}, env={}, key="first"))
     place.wait(lambda: place.ask(lambda client: client.jobs.get(job.id)).is_final, "a job to end")
     before.stop()
-    with sqlite3.connect(place.home / "state.db") as db:
-        meta = dict(db.execute("SELECT key, value FROM meta").fetchall())
-        [text] = db.execute("SELECT placement FROM attempts WHERE job = ?", (job.id,)).fetchone()
-        query = "INSERT INTO attempts (job, number, placement, started_at, ended_at) VALUES (?, 2, ?, ?, ?)"
-        db.execute(query, (job.id, text, job.submitted_at, job.submitted_at))
-        db.execute("UPDATE jobs SET attempt = 2 WHERE id = ?", (job.id,))
-    db.close()
+    meta = dict(place.sql("SELECT key, value FROM meta"))
+    [[text]] = place.sql(f"SELECT placement FROM attempts WHERE job = {job.id}")
+    place.sql(
+        "INSERT INTO attempts (job, number, placement, started_at, ended_at) "
+        f"SELECT job, 2, placement, started_at, started_at FROM attempts WHERE job = {job.id}"
+    )
+    place.sql(f"UPDATE jobs SET attempt = 2 WHERE id = {job.id}")
     [share] = json.loads(text)["shares"]
     asyncio.run(_start_stray(place, share["node"], job.id, meta))
     wait_until(lambda: place.ledger.alive(), _REACHED_S, "the stray to begin")

@@ -143,6 +143,8 @@ def _state(pid: int) -> str:
 
 def events(home: Path) -> list[str]:
     """What the agent wrote down of its jobs, oldest first; for people."""
+    if not (home / "state.db").exists():
+        return ["there is no state.db"]
     with closing(sqlite3.connect(f"file:{home / 'state.db'}?mode=ro", uri=True)) as database:
         rows = database.execute("SELECT at, job, attempt, kind, text FROM events ORDER BY seq").fetchall()
     return [" ".join(str(part) for part in row) for row in rows]

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from tests.rig.stores import store_at
 from tests.rig.waiting import processes_with, processes_with_variable, signal_all, wait_until
 from ugro.agent.artifacts.checkpoint_sync import CheckpointSync
 from ugro.agent.artifacts.collector import Collector, checkpoint_env
@@ -96,7 +97,7 @@ class EngineRig:
 
     @asynccontextmanager
     async def agent(self) -> AsyncIterator[tuple[Store, Engine]]:
-        store = Store(self.folder / "state.db")
+        store = store_at(self.folder / "state.db")
         await store.open()
         self.cluster = cluster = Cluster(self.file)
         await cluster.start()

@@ -1,14 +1,25 @@
-"""Stores on disk, opened for a test's work and closed after it, whatever came of it."""
+"""Stores on disk, opened for a test's work and closed after it, whatever came of it.
+
+A test that asks ``store_at`` for its store can run on PostgreSQL, too: in a database that belongs to the file's name.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import os
+import sqlite3
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
+from tests.rig.postgres import shared_server
 from ugro.store.database import Store
+from ugro.store.locate import postgres_at
 from ugro.telemetry.metricstore import MetricStore
+
+ENGINES = ("sqlite", "postgres")
+_engine = os.environ.get("UGRO_TEST_STORE", "sqlite")  # for tests that know nothing of it
 
 
 class _Closable(Protocol):
@@ -20,8 +31,36 @@ class _Closable(Protocol):
 S = TypeVar("S", bound=_Closable)
 
 
+@contextmanager
+def on_engine(name: str) -> Iterator[None]:
+    global _engine
+    before, _engine = _engine, name
+    try:
+        yield
+    finally:
+        _engine = before
+
+
+def store_at(path: Path) -> Store:
+    return Store(path) if _engine == "sqlite" else Store(postgres_at(shared_server().address_of(path)))
+
+
+def where(path: Path) -> str:
+    """A file, or a URL; for another process."""
+    return str(path) if _engine == "sqlite" else shared_server().address_of(path).url
+
+
+def sql(path: Path, statement: str) -> list[Any]:
+    """Behind the store's back."""
+    if _engine == "sqlite":
+        with closing(sqlite3.connect(path)) as db, db:
+            return db.execute(statement).fetchall()
+    server = shared_server()
+    return server.sql(statement, database=server.database_of(path))
+
+
 def in_store(folder: Path, work: Callable[[Store], Awaitable[None]]) -> None:
-    asyncio.run(_with(Store(folder / "state.db"), work))
+    asyncio.run(_with(store_at(folder / "state.db"), work))
 
 
 def in_metric_store(folder: Path, work: Callable[[MetricStore], Awaitable[None]]) -> None:

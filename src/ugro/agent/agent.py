@@ -53,7 +53,7 @@ from ugro.config.environment import differing
 from ugro.config.load import read_text
 from ugro.core.agent import AgentStatus
 from ugro.core.cluster_file import ServedFile
-from ugro.core.errors import ConfigError, NotAllowed, NotFound, Unsatisfiable
+from ugro.core.errors import ConfigError, NotAllowed, NotFound, UgroError, Unsatisfiable
 from ugro.core.finding import Finding, Grade
 from ugro.core.job import FINAL_STATES, JobState
 from ugro.core.node import NodeReport
@@ -63,6 +63,7 @@ from ugro.policy.nodes.diagnosis import judge_state
 from ugro.policy.scheduling.selection import Choice
 from ugro.store.database import Store
 from ugro.store.engine import Opening
+from ugro.store.locate import locate
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +71,7 @@ log = logging.getLogger(__name__)
 class Agent:
     def __init__(self, home: StateDir, cluster_file: ServedFile) -> None:
         self.home = home
-        self.store = Store(home.database)
+        self.store = Store(locate(home, _end_at_once))
         self.backups = Backups(home, self.store)
         self.allowances = Allowances(home)
         self.audit = AuditLog(self.store.audit)
@@ -145,6 +146,7 @@ class Agent:
         return await self.store.next_generation()
 
     async def close(self) -> None:
+        self.store.give_up()
         self.cancel_all()
         parts = self._parts
         if parts is not None:
@@ -245,7 +247,7 @@ class Agent:
     def status(self, settings: Mapping[str, str] | None = None) -> AgentStatus:
         """``settings``: the UGRO_* variables of the command that asks."""
         nodes = list(self.cluster.inventory)
-        error, damage = self.cluster.error, self.store.damage
+        error, damage = self.cluster.error, self.store.damage or self.store.away
         return AgentStatus(
             pid=os.getpid(),
             version=ugro.__version__,
@@ -262,6 +264,7 @@ class Agent:
             config_hint=error.hint if error else None,
             state_error=str(damage) if damage else None,
             state_hint=damage.hint if damage else None,
+            store=self.store.name,
             last_backup=self.backups.last.made_at if self.backups.last else None,
             backup_problem=self.backups.problem,
             ignored_variables=() if settings is None else differing(os.environ, settings),
@@ -364,8 +367,10 @@ class Agent:
             execution.cancel()
 
     async def diagnose(self, words: Sequence[str]) -> AsyncGenerator[list[Finding]]:
-        if (damage := self.store.damage) is not None:
+        if (damage := self.store.damage or self.store.away) is not None:
             yield [Finding("agent", "state", Grade.FAILED, str(damage), damage.hint)]
+        if self.store.away is not None:  # all else would wait for it
+            return
         if (safe_mode := self.safe_mode.status()) is not None:
             yield [judge_state(safe_mode)]
         if (finding := self.team.finding()) is not None:
@@ -404,6 +409,12 @@ class Agent:
             write_atomically(path, before)
             await self.cluster.look_again()
             raise error
+
+
+def _end_at_once(error: UgroError) -> None:
+    """The state is another agent's now."""
+    log.error("%s", error)
+    os._exit(1)  # nothing is closed: that agent may have begun already
 
 
 def _remember(home: StateDir, cluster: Cluster) -> None:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ugro.agent.lock import HomeLock
 from ugro.agent.ops.backups import advice
@@ -24,10 +24,15 @@ from ugro.core.errors import Damaged, NotAllowed, NotFound, UgroError
 from ugro.core.support.codec import dumps
 from ugro.core.support.state_dir import StateDir
 from ugro.store import backup
+from ugro.store.address import PostgresAddress, read_address
 from ugro.store.backup_folder import BackupFolder
 from ugro.store.database import Store
 from ugro.store.engine import Design
 from ugro.store.examine import Thoroughness, examine
+from ugro.store.locate import look_at, postgres_at
+
+if TYPE_CHECKING:
+    from ugro.store.postgres import Postgres
 
 
 def main() -> None:
@@ -66,20 +71,21 @@ def _do(home: StateDir, arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def make_backup(home: StateDir, target: Path | None) -> Backup:
-    """Whether an agent runs or not: SQLite lets others read while it writes."""
-    if not home.database.exists():
+    """Whether an agent runs or not: databases let others read while it writes."""
+    source = read_address(home) or home.database
+    if source == home.database and not home.database.exists():
         raise NotFound(f"there is no state in {home.path}", hint="the agent makes it: ugro agent start")
     if target is not None and target.exists():
         raise NotAllowed(f"{target} exists", hint="name a new file")
     if target is not None and not target.parent.is_dir():
         raise NotFound(f"there is no folder {target.parent}", hint="make it first")
     try:
-        if HomeLock.take(home) is not None:  # nobody has looked at it yet
+        if source == home.database and HomeLock.take(home) is not None:  # nobody has looked at it yet
             examine(home.database, Design().tables, Thoroughness())
         if target is None:
             home.backups.mkdir(mode=0o700, exist_ok=True)
-            target = BackupFolder(home.backups).next_path(backup.schema_of(home.database), time.time())
-        return backup.make(home.database, target, home.identity)
+            target = BackupFolder(home.backups).next_path(_schema_of(source), time.time())
+        return backup.make(source, target, home.identity)
     except Damaged as error:
         error.hint = error.hint or advice(BackupFolder(home.backups))
         raise
@@ -94,24 +100,60 @@ def restore(home: StateDir, source: Path | None) -> Restored:
         raise NotAllowed(
             f"an agent runs in {home.path}", hint="stop it first: ugro agent stop; jobs on the nodes keep running"
         )
+    address = read_address(home)
+    if address is None:
+        return _restore(home, source, None)
+    database = postgres_at(address)
+    with database.held():  # no agent on another machine uses it
+        return _restore(home, source, database)
+
+
+def _restore(home: StateDir, source: Path | None, database: Postgres | None) -> Restored:
     fresh = home.database.with_name("state.db.restoring")
     _remove(fresh)
     try:
         content = _put(source, fresh) if source is not None else None
-        if content is None:
-            asyncio.run(_make_empty(fresh))
+        if content is None or database is not None:
+            asyncio.run(_make_newest(fresh))
         for number in (signal.SIGINT, signal.SIGTERM):  # from here on it is done as a whole
             signal.signal(number, signal.SIG_IGN)
         ending = f".before-restore-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
-        aside = _set_aside(home.database, ending)
+        aside = _set_aside(home.database, ending) if database is None else _export_aside(home, database, ending)
         for name, there in _identity(home, content).items():
             aside += _set_aside(home.path / name, ending)
             backup.write_whole(home.path / name, there)
-        fresh.replace(home.database)  # last: without a state no agent starts, and with it no agent lacks its key
+        # Last: without a state no agent starts, and with it no agent lacks its key.
+        if database is None:
+            fresh.replace(home.database)
+        else:
+            _load(fresh, database)
         backup.sync(home.path)
     finally:
         _remove(fresh)
     return Restored(content.backup if content else None, tuple(str(path) for path in aside))
+
+
+def _schema_of(source: Path | PostgresAddress) -> int:
+    if isinstance(source, Path):
+        return backup.schema_of(source)
+    found = look_at(source)
+    if found.problem is not None:
+        raise UgroError(f"{source.url} cannot be used: {found.problem}", hint="is the server running?")
+    return found.schema
+
+
+def _export_aside(home: StateDir, database: Postgres, ending: str) -> list[Path]:
+    if not _schema_of(database.address):
+        return []
+    aside = home.database.with_name(home.database.name + ending)
+    backup.make(database.address, aside, home.identity)
+    return [aside]
+
+
+def _load(fresh: Path, database: Postgres) -> None:
+    from ugro.store.postgres_copy import load
+
+    load(fresh, database, replaces=True)
 
 
 def _checked(source: Path) -> backup.Content:
@@ -167,7 +209,8 @@ def _set_aside(path: Path, ending: str) -> list[Path]:
     return moved
 
 
-async def _make_empty(fresh: Path) -> None:
+async def _make_newest(fresh: Path) -> None:
+    """Empty if there is no such file; else what is there, in the newest schema."""
     store = Store(fresh)
     await store.open()
     await store.close()

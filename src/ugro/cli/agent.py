@@ -246,6 +246,8 @@ def _show(output: Output, status: AgentStatus) -> None:
     output.text(f"serves   {status.cluster_file or 'this machine (no cluster file)'}")
     output.text(f"nodes    {status.nodes_connected} of {status.nodes} connected")
     output.text(f"home     {status.home}")
+    if status.store.startswith("postgres"):
+        output.text(f"store    {status.store}")
     _show_addresses(output, status)
     if status.last_backup:
         output.text(f"backup   {local_time(status.last_backup)}")

@@ -37,6 +37,7 @@ _GROUPS = {
         "login": ("ugro.cli.login:login", "Use the agent of another machine from now on."),
         "logout": ("ugro.cli.login:logout", "Use this machine's own agent again."),
         "relay": ("ugro.cli.relay:relay", "Carry the connections of a client on another machine."),
+        "store": ("ugro.cli.store:store", "Show where the agent's state is kept, or move it."),
         "completion": ("ugro.cli.completion:completion", "Print a shell completion script."),
     },
     "Jobs": {

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ugro.client.own_program import Program
 from ugro.core.backup import Backup, Restored
-from ugro.core.errors import Interrupted, UgroError, error_from_wire
 from ugro.core.support.codec import decode
 from ugro.core.support.state_dir import StateDir
-
-_SHOW_AFTER_S = 0.3
 
 
 class Backups:
@@ -52,30 +46,5 @@ class Backups:
         return [os.fspath(which)] if which is not None else []
 
     def _run(self, doing: str, what: str, *words: str) -> Any:
-        """In a process of its own: only the agent's program knows its state."""
-        # -P: modules of the current folder, such as a json.py, are not ours.
-        argv = [sys.executable, "-P", "-m", "ugro.agent.recovery", "--home", str(self._home.path), what, "--", *words]
-        process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        try:
-            answer, errors = self._wait(process, doing)
-        except KeyboardInterrupt:
-            process.terminate()
-            process.communicate()  # what it has begun to replace, it replaces
-            raise Interrupted(f"interrupted: {doing}", hint="see what there is: ugro agent restore --list") from None
-        try:
-            found = json.loads(answer)
-        except ValueError as error:
-            last = errors.decode(errors="replace").strip().splitlines()[-1:]
-            raise UgroError(f"{doing} failed: {''.join(last) or 'it was killed'}") from error
-        if "error" in found:
-            raise error_from_wire(found["error"])
-        return found
-
-    def _wait(self, process: subprocess.Popen[bytes], doing: str) -> tuple[bytes, bytes]:
-        since = time.monotonic()
-        while True:
-            try:
-                return process.communicate(timeout=_SHOW_AFTER_S)
-            except subprocess.TimeoutExpired:
-                if self._on_wait:
-                    self._on_wait(f"{doing}, {time.monotonic() - since:.0f} s")
+        asked = Program("ugro.agent.recovery", self._home, self._on_wait)
+        return asked.run(doing, "see what there is: ugro agent restore --list", what, "--", *words)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ugro.client.recipes import Recipes
     from ugro.client.safe_mode import SafeModeCalls
     from ugro.client.services import ServiceCalls
+    from ugro.client.stores import Stores
     from ugro.client.sweeps import Sweeps
     from ugro.client.usage import UsageCalls
 
@@ -81,6 +82,12 @@ class Parts:
         from ugro.client.backups import Backups
 
         return Backups(self.home, self._on_wait)
+
+    @property
+    def stores(self) -> Stores:
+        from ugro.client.stores import Stores
+
+        return Stores(self.home, self._on_wait)
 
     @property
     def safe_mode(self) -> SafeModeCalls:

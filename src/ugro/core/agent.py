@@ -24,8 +24,10 @@ class AgentStatus:
     running_commands: int = 0
     config_error: str | None = None  # of a broken edit; the last good configuration stays in force
     config_hint: str | None = None
-    state_error: str | None = None  # the state is damaged: nothing is written, and jobs on the nodes keep running
+    # The state is damaged, or its server does not answer: nothing is written, and jobs on the nodes keep running.
+    state_error: str | None = None
     state_hint: str | None = None
+    store: str = ""  # where the state is: a file, or the URL of a database
     last_backup: str | None = None  # when this agent made its last one
     backup_problem: str | None = None  # why it could make none
     ignored_variables: tuple[str, ...] = ()  # settings that differ between the asking command and the agent

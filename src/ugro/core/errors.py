@@ -104,6 +104,13 @@ class Damaged(UgroError):
     kind = "damaged"
 
 
+class StoreAway(UgroError):
+    """The database server of the state does not answer. The agent stands still until it does."""
+
+    kind = "store_away"
+    exit_code = 5
+
+
 class InSafeMode(NotAllowed):
     """The agent is in safe mode: a request that changes jobs is refused."""
 
@@ -189,6 +196,7 @@ _KINDS: dict[str, type[UgroError]] = {
         NotFound,
         NotAllowed,
         Damaged,
+        StoreAway,
         InSafeMode,
         TimedOut,
         Interrupted,

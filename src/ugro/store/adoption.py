@@ -5,31 +5,31 @@ Of an attempt without a ticket only the number is known: it gets no row among th
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Iterable, Sequence
 
 from ugro.core.job import FINAL_STATES, HOLDING_STATES, Ending, Job, JobState, Placement
 from ugro.core.support import clock
 from ugro.core.support.codec import dumps
 from ugro.policy.lifecycle.newer_state import Cancel, Change, End, Recall, Settle, Take, Wait
+from ugro.store.connection import Connection
 from ugro.store.devices import names_of
 from ugro.store.job_rows import job_of
 
 _EXIT_CODES = {JobState.SUCCEEDED: 0, JobState.CANCELLED: 130, JobState.FAILED: 1}
 
 
-def apply(db: sqlite3.Connection, changes: Iterable[Change]) -> list[Job]:
+def apply(db: Connection, changes: Iterable[Change]) -> list[Job]:
     """Those that give devices back come first: others hold them by now."""
     ordered = sorted(changes, key=lambda change: isinstance(change, Take | Recall))
     return [_get(db, number) for change in ordered for number in _apply(db, change)]
 
 
-def note(db: sqlite3.Connection, kind: str, text: str, job: int | None = None, node: str | None = None) -> None:
+def note(db: Connection, kind: str, text: str, job: int | None = None, node: str | None = None) -> None:
     query = "INSERT INTO events (at, job, attempt, node, kind, text) VALUES (?, ?, NULL, ?, ?, ?)"
     db.execute(query, (clock.now().at, job, node, str(kind), text))
 
 
-def _apply(db: sqlite3.Connection, change: Change) -> list[int]:
+def _apply(db: Connection, change: Change) -> list[int]:
     """Returns the jobs that it changed."""
     match change:
         case Settle():
@@ -48,7 +48,7 @@ def _apply(db: sqlite3.Connection, change: Change) -> list[int]:
     return []
 
 
-def _settle(db: sqlite3.Connection, change: Settle) -> list[int]:
+def _settle(db: Connection, change: Settle) -> list[int]:
     job = _get(db, change.job)
     if job.is_final:
         return []
@@ -59,18 +59,18 @@ def _settle(db: sqlite3.Connection, change: Settle) -> list[int]:
         (change.state, change.reason, change.attempt, _EXIT_CODES[change.state], now.at, now.boot, job.id),
     )
     if change.attempt and job.spec.has_checkpoints:
-        db.execute("INSERT OR IGNORE INTO to_keep (job) VALUES (?)", (job.id,))
+        db.execute("INSERT INTO to_keep (job) VALUES (?) ON CONFLICT DO NOTHING", (job.id,))
     note(db, change.state, change.reason, job.id)
     return [job.id]
 
 
-def _cancel(db: sqlite3.Connection, job: int) -> list[int]:
+def _cancel(db: Connection, job: int) -> list[int]:
     db.execute("UPDATE jobs SET ending = ? WHERE id = ?", (Ending.CANCELLED, job))
     note(db, "asked", "to end: cancelled, as was asked after this state was saved", job)
     return [job]
 
 
-def _wait(db: sqlite3.Connection, number: int, attempt: int) -> list[int]:
+def _wait(db: Connection, number: int, attempt: int) -> list[int]:
     job = _get(db, number)
     ran = "was started" if attempt > job.attempt else "ended"
     reason = f"attempt {attempt} {ran} after this state was saved, and nothing of it runs"
@@ -84,7 +84,7 @@ def _wait(db: sqlite3.Connection, number: int, attempt: int) -> list[int]:
     return [number]
 
 
-def _take(db: sqlite3.Connection, job: Job, ending: Ending | None, nodes: Sequence[str]) -> list[int]:
+def _take(db: Connection, job: Job, ending: Ending | None, nodes: Sequence[str]) -> list[int]:
     reason = "adopted: it was started after this state was saved"
     assert job.placement is not None
     known = db.execute("SELECT * FROM jobs WHERE id = ?", (job.id,)).fetchone()
@@ -105,19 +105,22 @@ def _take(db: sqlite3.Connection, job: Job, ending: Ending | None, nodes: Sequen
     return changed
 
 
-def _hold(db: sqlite3.Connection, job: Job, placement: Placement) -> None:
+def _hold(db: Connection, job: Job, placement: Placement) -> None:
     db.execute(
-        "INSERT OR REPLACE INTO attempts (job, number, placement, started_at, started_boot) VALUES (?, ?, ?, ?, ?)",
+        "INSERT INTO attempts (job, number, placement, started_at, started_boot) VALUES (?, ?, ?, ?, ?) "
+        "ON CONFLICT (job, number) DO UPDATE SET placement = excluded.placement, started_at = excluded.started_at, "
+        "started_boot = excluded.started_boot, ended_at = NULL, ended_boot = NULL, outcome = NULL, plan = NULL, "
+        "failure = NULL",
         (job.id, job.attempt, dumps(placement), job.attempt_started_at or clock.now().at, job.attempt_started_boot),
     )
     for share in placement.shares:
         for device in names_of(job, share):
             # A device that this state gave to another job: the node itself lets only one of them have it.
-            query = "INSERT OR IGNORE INTO held_devices (node, device, job, attempt) VALUES (?, ?, ?, ?)"
+            query = "INSERT INTO held_devices (node, device, job, attempt) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING"
             db.execute(query, (share.node, device, job.id, job.attempt))
 
 
-def _insert(db: sqlite3.Connection, job: Job) -> list[int]:
+def _insert(db: Connection, job: Job) -> list[int]:
     """Returns jobs that changed besides it."""
     twin = db.execute("SELECT * FROM jobs WHERE submit_key = ?", (job.submit_key,)).fetchone()
     if twin is not None:
@@ -129,13 +132,14 @@ def _insert(db: sqlite3.Connection, job: Job) -> list[int]:
         "private) VALUES (?, ?, ?, ?, ?, ?, '', ?, ?, ?, ?)",
         (job.id, job.submit_key, job.spec.name, job.user, dumps(job.spec), JobState.RUNNING, *submitted, private),
     )
+    db.raise_ids("jobs", job.id)
     if twin is None or twin["attempt"] or JobState(twin["state"]) in FINAL_STATES:
         return []
     text = f"the same submission as job {job.id}, which was started before"
     return _settle(db, Settle(int(twin["id"]), 0, JobState.CANCELLED, text))
 
 
-def _release(db: sqlite3.Connection, job: Job, outcome: str) -> None:
+def _release(db: Connection, job: Job, outcome: str) -> None:
     now = clock.now()
     db.execute("DELETE FROM held_devices WHERE job = ?", (job.id,))
     db.execute(
@@ -145,5 +149,5 @@ def _release(db: sqlite3.Connection, job: Job, outcome: str) -> None:
     )
 
 
-def _get(db: sqlite3.Connection, number: int) -> Job:
+def _get(db: Connection, number: int) -> Job:
     return job_of(db.execute("SELECT * FROM jobs WHERE id = ?", (number,)).fetchone())

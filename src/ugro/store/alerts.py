@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 
 from ugro.core.alert import Alert, Key, Severity
 from ugro.core.event import Event
 from ugro.policy.nodes.alerts import Notice
+from ugro.store.connection import Connection
 from ugro.store.engine import Database
 from ugro.store.events import event_of, newest_event
 
@@ -48,7 +48,7 @@ def kind_of(notice: Notice) -> str:
     return "node-changed" if notice.kind == "changed" else f"alert-{notice.kind}"
 
 
-def _record(db: sqlite3.Connection, alerts: Sequence[Alert], notices: Sequence[Notice]) -> None:
+def _record(db: Connection, alerts: Sequence[Alert], notices: Sequence[Notice]) -> None:
     db.execute("DELETE FROM alerts")
     db.executemany(
         "INSERT INTO alerts (rule, node, severity, worst, text, first_seen_at, started_at, told_at) "
@@ -68,7 +68,7 @@ def _words(notice: Notice) -> str:
     return notice.text if notice.severity is Severity.INFO else f"{notice.severity.upper()}: {notice.text}"
 
 
-def _read(db: sqlite3.Connection) -> dict[Key, Alert]:
+def _read(db: Connection) -> dict[Key, Alert]:
     found = {}
     for row in db.execute("SELECT * FROM alerts"):
         alert = Alert(
@@ -79,7 +79,7 @@ def _read(db: sqlite3.Connection) -> dict[Key, Alert]:
     return found
 
 
-def _notified_until(db: sqlite3.Connection) -> int:
+def _notified_until(db: Connection) -> int:
     start = (_CURSOR, str(newest_event(db)))
     db.execute("INSERT INTO meta (key, value) VALUES (?, ?) ON CONFLICT (key) DO NOTHING", start)
     return int(db.execute("SELECT value FROM meta WHERE key = ?", (_CURSOR,)).fetchone()["value"])

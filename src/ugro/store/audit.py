@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Sequence
 
 from ugro.core.audit import AuditEntry
+from ugro.store.connection import Connection, Row
 from ugro.store.engine import Database
 
 MOST_ENTRIES = 100_000
@@ -31,11 +31,11 @@ class AuditStore:
         return await self._database.run(lambda db: db.execute(query, (before, limit)).rowcount)
 
 
-def _add(db: sqlite3.Connection, entries: Sequence[AuditEntry]) -> None:
+def _add(db: Connection, entries: Sequence[AuditEntry]) -> None:
     rows = [(one.at, one.user, one.via, one.action, one.subject, one.outcome) for one in entries]
     db.executemany("INSERT INTO audit (at, user, via, action, subject, outcome) VALUES (?, ?, ?, ?, ?, ?)", rows)
     db.execute("DELETE FROM audit WHERE seq <= (SELECT MAX(seq) FROM audit) - ?", (MOST_ENTRIES,))
 
 
-def _entry(row: sqlite3.Row) -> AuditEntry:
+def _entry(row: Row) -> AuditEntry:
     return AuditEntry(row["at"], row["user"], row["via"], row["action"], row["subject"], row["outcome"])

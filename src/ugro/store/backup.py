@@ -15,6 +15,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import ugro
 from ugro.core.backup import Backup
@@ -22,6 +23,9 @@ from ugro.core.errors import Damaged, UgroError
 from ugro.store import wal
 from ugro.store.engine import Design, newest_schema
 from ugro.store.examine import Thoroughness, check_content, damaged, examine, is_corruption, unusable
+
+if TYPE_CHECKING:
+    from ugro.store.address import PostgresAddress
 
 _PAGES = 256  # copied at once
 _SYNC_PAGES = 16 * _PAGES  # more unwritten data would hold up the syncs of other files
@@ -41,7 +45,10 @@ class Content:
 
 
 def make(
-    source: Path, target: Path, files: Iterable[Path] = (), is_wanted: Callable[[], bool] = lambda: True
+    source: Path | PostgresAddress,
+    target: Path,
+    files: Iterable[Path] = (),
+    is_wanted: Callable[[], bool] = lambda: True,
 ) -> Backup:
     """Raises ``Damaged`` if the state itself is; ``OSError`` or ``UgroError`` if the copy cannot be made.
 
@@ -142,7 +149,12 @@ def free_bytes(folder: Path) -> int:
     return shutil.disk_usage(folder).free
 
 
-def _copy_snapshot(source: Path, part: Path, is_wanted: Callable[[], bool]) -> None:
+def _copy_snapshot(source: Path | PostgresAddress, part: Path, is_wanted: Callable[[], bool]) -> None:
+    if not isinstance(source, Path):
+        from ugro.store.postgres_copy import export  # PostgreSQL's client is loaded only where it is used
+
+        export(source, part, is_wanted)
+        return
     with (
         closing(sqlite3.connect(f"{source.as_uri()}?mode=ro", uri=True)) as state,
         closing(_connect(part)) as copy,
@@ -187,8 +199,12 @@ def _add(part: Path, files: Mapping[str, bytes]) -> None:
         db.executemany("INSERT INTO backup_files VALUES (?, ?)", files.items())
 
 
-def _failure(source: Path, target: Path, error: sqlite3.DatabaseError | Damaged) -> UgroError:
+def _failure(
+    source: Path | PostgresAddress, target: Path, error: sqlite3.DatabaseError | Damaged
+) -> UgroError:
     """Either the state itself is damaged, or only what was written."""
+    if not isinstance(source, Path):
+        return UgroError(f"{source.url} cannot be copied to {target}: {error}", hint="is the disk full or failing?")
     if not isinstance(error, Damaged) and not is_corruption(error):
         return UgroError(f"{source} cannot be copied to {target}: {error}", hint="is the disk full?")
     try:

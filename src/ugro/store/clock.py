@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 
 from ugro.core.support.codec import DecodeError, decode, dumps
 from ugro.policy.lifecycle.clock import Memory
+from ugro.store.connection import Connection
 from ugro.store.engine import Database
 
 _KEY = "clock"
@@ -24,7 +24,7 @@ class ClockStore:
         await self._database.run(lambda db: db.execute(query, (_KEY, dumps(memory))), counts=False)
 
 
-def _read(db: sqlite3.Connection) -> Memory | None:
+def _read(db: Connection) -> Memory | None:
     row = db.execute("SELECT value FROM meta WHERE key = ?", (_KEY,)).fetchone()
     try:
         return decode(Memory, json.loads(row["value"])) if row is not None else None

@@ -1,21 +1,22 @@
-"""The agent's state on disk. Stores return the types of ``core``; SQL stays in this package.
+"""The agent's state, in SQLite or PostgreSQL. Stores return the types of ``core``; SQL stays in this package.
 
-Only the agent writes to the file, and every change is durable before it is acknowledged.
+Only the agent writes to it, and every change is durable before it is acknowledged.
 """
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from uuid import uuid4
 
-from ugro.core.errors import Damaged
+from ugro.core.errors import Damaged, StoreAway
 from ugro.store.alerts import AlertStore
 from ugro.store.audit import AuditStore
+from ugro.store.backend import Backend
 from ugro.store.clock import ClockStore
 from ugro.store.code import CodeStore
+from ugro.store.connection import Connection
 from ugro.store.discovered import DiscoveredStore
 from ugro.store.ends import EndStore
 from ugro.store.engine import Database, Opening
@@ -37,8 +38,8 @@ from ugro.store.visibility import VisibilityStore
 
 
 class Store:
-    def __init__(self, path: Path) -> None:
-        self._database = Database(path)
+    def __init__(self, at: Path | Backend) -> None:
+        self._database = Database(at)
         self.jobs = JobStore(self._database)
         self.code = CodeStore(self._database)
         self.discovered = DiscoveredStore(self._database)
@@ -69,6 +70,19 @@ class Store:
     def damage(self) -> Damaged | None:
         """Set once damage is found while the state is in use; from then on every call raises it."""
         return self._database.damage
+
+    @property
+    def name(self) -> str:
+        return self._database.name
+
+    @property
+    def away(self) -> StoreAway | None:
+        """Set while its server does not answer: whoever asks the store waits."""
+        return self._database.problem
+
+    def give_up(self) -> None:
+        """Nobody is to wait for a server that does not answer any longer."""
+        self._database.give_up()
 
     def refuse(self, what: str) -> None:
         self._database.refuse(what)
@@ -113,14 +127,14 @@ class Store:
         return await self._database.run(lambda db: {row["name"]: row["reason"] for row in db.execute(query)})
 
 
-def _next_generation(db: sqlite3.Connection) -> int:
+def _next_generation(db: Connection) -> int:
     db.execute(
         "INSERT INTO meta (key, value) VALUES ('generation', '1') "
-        "ON CONFLICT (key) DO UPDATE SET value = CAST(CAST(value AS INTEGER) + 1 AS TEXT)"
+        "ON CONFLICT (key) DO UPDATE SET value = CAST(CAST(meta.value AS INTEGER) + 1 AS TEXT)"
     )
     return int(db.execute("SELECT value FROM meta WHERE key = 'generation'").fetchone()["value"])
 
 
-def _agent_id(db: sqlite3.Connection) -> str:
+def _agent_id(db: Connection) -> str:
     db.execute("INSERT INTO meta (key, value) VALUES ('agent_id', ?) ON CONFLICT (key) DO NOTHING", (uuid4().hex,))
     return str(db.execute("SELECT value FROM meta WHERE key = 'agent_id'").fetchone()["value"])

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import sqlite3
-
 from ugro.core.job import Job, Share
+from ugro.store.connection import Connection
 
 
 def names_of(job: Job, share: Share) -> list[str]:
@@ -14,7 +13,7 @@ def names_of(job: Job, share: Share) -> list[str]:
     return [f"gpu:{index}" for index in share.gpus] or [f"job:{job.id}"]
 
 
-def hold(db: sqlite3.Connection, job: Job, share: Share, attempt: int) -> str | None:
+def hold(db: Connection, job: Job, share: Share, attempt: int) -> str | None:
     """Why not, if others have one of the GPUs."""
     for index in share.gpus:
         if not _is_open(db, share, index, job):
@@ -25,7 +24,7 @@ def hold(db: sqlite3.Connection, job: Job, share: Share, attempt: int) -> str | 
     return None
 
 
-def _is_open(db: sqlite3.Connection, share: Share, index: int, job: Job) -> bool:
+def _is_open(db: Connection, share: Share, index: int, job: Job) -> bool:
     """Those that share a GPU are rows of their own; nobody else may be beside them."""
     query = "SELECT device FROM held_devices WHERE node = ? AND (device = ? OR substr(device, 1, ?) = ?)"
     own, shares = f"gpu:{index}", f"gpu:{index}/"

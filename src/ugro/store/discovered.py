@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import json
 import logging
-import sqlite3
 from collections.abc import Iterable
 
 from ugro.core.discovery import Candidate, Member
 from ugro.core.support import clock
 from ugro.core.support.codec import DecodeError, decode, dumps
+from ugro.store.connection import Connection
 from ugro.store.engine import Database
 from ugro.store.job_rows import placement_of
 
@@ -58,13 +58,13 @@ class DiscoveredStore:
         return {node for row in rows for node in placement_of(row["placement"]).nodes}
 
 
-def _open(db: sqlite3.Connection) -> list[Member]:
+def _open(db: Connection) -> list[Member]:
     db.execute(
         "DELETE FROM drained_nodes WHERE drained_by = 'discovery' "
-        "AND name NOT IN (SELECT name FROM discovered_nodes WHERE has_left)"
+        "AND name NOT IN (SELECT name FROM discovered_nodes WHERE has_left = 1)"
     )
     found: list[Member] = []
-    for row in db.execute("SELECT name, candidate, has_left FROM discovered_nodes ORDER BY rowid").fetchall():
+    for row in db.execute("SELECT name, candidate, has_left FROM discovered_nodes ORDER BY place, name").fetchall():
         try:
             candidate = decode(Candidate, json.loads(row["candidate"]))
         except (DecodeError, ValueError):  # of another version; its jobs are found by the node's name all the same
@@ -74,19 +74,20 @@ def _open(db: sqlite3.Connection) -> list[Member]:
     return found
 
 
-def _put(db: sqlite3.Connection, candidate: Candidate) -> None:
-    query = "SELECT 1 FROM discovered_nodes WHERE name = ? AND NOT has_left"
+def _put(db: Connection, candidate: Candidate) -> None:
+    query = "SELECT 1 FROM discovered_nodes WHERE name = ? AND has_left = 0"
     if db.execute(query, (candidate.name,)).fetchone() is None:
         _note(db, candidate.name, "node-joined", f"found by {', '.join(candidate.sources)}")
     db.execute(
-        "INSERT INTO discovered_nodes (name, candidate, has_left) VALUES (?, ?, 0) "
+        "INSERT INTO discovered_nodes (name, candidate, has_left, place) "
+        "VALUES (?, ?, 0, (SELECT COALESCE(MAX(place), 0) + 1 FROM discovered_nodes)) "
         "ON CONFLICT (name) DO UPDATE SET candidate = excluded.candidate, has_left = 0",
         (candidate.name, dumps(candidate)),
     )
     db.execute(_UNDRAIN, (candidate.name,))
 
 
-def _leave(db: sqlite3.Connection, name: str, reason: str) -> None:
+def _leave(db: Connection, name: str, reason: str) -> None:
     db.execute("UPDATE discovered_nodes SET has_left = 1 WHERE name = ?", (name,))
     db.execute(
         "INSERT INTO drained_nodes (name, reason, drained_at, drained_by) VALUES (?, ?, ?, 'discovery') "
@@ -96,19 +97,19 @@ def _leave(db: sqlite3.Connection, name: str, reason: str) -> None:
     _note(db, name, "node-left", f"{reason}; it takes no new jobs")
 
 
-def _remove(db: sqlite3.Connection, name: str) -> bool:
+def _remove(db: Connection, name: str) -> bool:
     if db.execute("SELECT 1 FROM held_devices WHERE node = ?", (name,)).fetchone() is not None:
         return False
-    if db.execute("DELETE FROM discovered_nodes WHERE name = ? AND has_left", (name,)).rowcount:
+    if db.execute("DELETE FROM discovered_nodes WHERE name = ? AND has_left = 1", (name,)).rowcount:
         _note(db, name, "node-removed", "no job uses it any more")
     return db.execute("SELECT 1 FROM discovered_nodes WHERE name = ?", (name,)).fetchone() is None
 
 
-def _hand_over(db: sqlite3.Connection, names: list[str]) -> None:
+def _hand_over(db: Connection, names: list[str]) -> None:
     for name in names:
         db.execute("DELETE FROM discovered_nodes WHERE name = ?", (name,))
         db.execute(_UNDRAIN, (name,))
 
 
-def _note(db: sqlite3.Connection, name: str, kind: str, text: str) -> None:
+def _note(db: Connection, name: str, kind: str, text: str) -> None:
     db.execute("INSERT INTO events (at, node, kind, text) VALUES (?, ?, ?, ?)", (clock.now().at, name, kind, text))

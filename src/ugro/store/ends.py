@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sqlite3
 from dataclasses import dataclass
 
 from ugro.core.job import FINAL_STATES, JobState
 from ugro.core.support.moment import elapsed_s, instant_of
+from ugro.store.connection import Connection, Row
 from ugro.store.engine import Database
 from ugro.store.events import newest_event
 
@@ -38,25 +38,25 @@ class EndStore:
         return await self._database.run(lambda db: _after(db, seq, limit))
 
 
-def _after(db: sqlite3.Connection, seq: int, limit: int) -> list[End]:
-    # The plus keeps SQLite from using the index by kind: in the order of events it can stop at the limit.
+def _after(db: Connection, seq: int, limit: int) -> list[End]:
+    # The empty text keeps databases from using the index by kind: in the order of events they can stop at the limit.
     query = (
         "SELECT e.seq, e.at, e.job, e.attempt, j.name, e.kind, e.text, j.started_at, j.started_boot, "
         "j.ended_at, j.ended_boot, j.spec NOT LIKE '%\"notify\":[]%' AS has_notify "
         "FROM events e JOIN jobs j ON j.id = e.job "
-        f"WHERE e.seq > ? AND +e.kind IN ({','.join('?' * len(_FINAL))}) ORDER BY e.seq LIMIT ?"
+        f"WHERE e.seq > ? AND e.kind || '' IN ({','.join('?' * len(_FINAL))}) ORDER BY e.seq LIMIT ?"
     )
     return [_end(row) for row in db.execute(query, (seq, *_FINAL, limit))]
 
 
-def _end(row: sqlite3.Row) -> End:
+def _end(row: Row) -> End:
     return End(
         row["seq"], row["at"], row["job"], row["attempt"], row["name"], JobState(row["kind"]), row["text"],
         _lasted_s(row), bool(row["has_notify"]),
     )  # fmt: skip
 
 
-def _lasted_s(row: sqlite3.Row) -> float | None:
+def _lasted_s(row: Row) -> float | None:
     if not row["started_at"] or not row["ended_at"]:
         return None
     started = instant_of(row["started_at"], row["started_boot"])

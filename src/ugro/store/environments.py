@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 from collections.abc import Mapping
 
 from ugro.core.environment import Environment
 from ugro.core.support.codec import decode, dumps
+from ugro.store.connection import Connection
 from ugro.store.engine import Database
 
 
@@ -32,7 +32,7 @@ class EnvironmentStore:
         )
 
 
-def _record(db: sqlite3.Connection, job: int, attempt: int, found: Mapping[str, Environment]) -> None:
+def _record(db: Connection, job: int, attempt: int, found: Mapping[str, Environment]) -> None:
     for node, environment in found.items():
         fingerprint = environment.fingerprint
         db.execute(

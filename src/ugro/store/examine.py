@@ -90,7 +90,7 @@ def check_content(
     return True
 
 
-def damaged(path: Path, what: str, hint: str | None = None) -> Damaged:
+def damaged(path: Path | str, what: str, hint: str | None = None) -> Damaged:
     return Damaged(f"{path} is damaged: {what}", hint=hint)
 
 
@@ -98,7 +98,7 @@ def is_corruption(error: BaseException) -> bool:
     return isinstance(error, sqlite3.DatabaseError) and (getattr(error, "sqlite_errorcode", 0) & 0xFF) in _CORRUPT
 
 
-def unusable(path: Path, error: sqlite3.DatabaseError) -> UgroError:
+def unusable(path: Path, error: sqlite3.Error) -> UgroError:
     if is_corruption(error):
         return damaged(path, str(error))
     return UgroError(

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 from collections.abc import Collection, Mapping, Sequence
 from typing import TypeVar
 
 from ugro.core.figures import AllReduceFigures, BestFigure, LinkFigures, Measurement, NodeFigures
 from ugro.core.support.codec import decode, dumps
+from ugro.store.connection import Connection, Row
 from ugro.store.engine import Database
 
 KEPT_RUNS = 30  # of a node
@@ -58,7 +58,7 @@ class HardwareStore:
         await self._database.run(lambda db: _forget(db, node))
 
 
-def _record(db: sqlite3.Connection, measured: Measurement, best: Mapping[str, Sequence[BestFigure]]) -> int:
+def _record(db: Connection, measured: Measurement, best: Mapping[str, Sequence[BestFigure]]) -> int:
     run = 1 + (db.execute("SELECT max(run) AS run FROM node_figures").fetchone()["run"] or 0)
     for node in measured.nodes:
         db.execute(
@@ -82,7 +82,7 @@ def _record(db: sqlite3.Connection, measured: Measurement, best: Mapping[str, Se
     return run
 
 
-def _record_links(db: sqlite3.Connection, links: Sequence[LinkFigures]) -> None:
+def _record_links(db: Connection, links: Sequence[LinkFigures]) -> None:
     """Those that were forced on a busy node replace no others; so it is with all-reduces."""
     known = {frozenset((one.source, one.target)): one for one in _links(db)}
     for link in links:
@@ -97,7 +97,7 @@ def _record_links(db: sqlite3.Connection, links: Sequence[LinkFigures]) -> None:
         )
 
 
-def _record_allreduces(db: sqlite3.Connection, found: Sequence[AllReduceFigures], run: int) -> None:
+def _record_allreduces(db: Connection, found: Sequence[AllReduceFigures], run: int) -> None:
     known = {(frozenset(one.nodes), one.size_bytes): one for one in _allreduces(db)}
     for one in found:
         before = known.get((frozenset(one.nodes), one.size_bytes))
@@ -115,7 +115,7 @@ def _record_allreduces(db: sqlite3.Connection, found: Sequence[AllReduceFigures]
     )
 
 
-def _latest(db: sqlite3.Connection) -> dict[str, NodeFigures]:
+def _latest(db: Connection) -> dict[str, NodeFigures]:
     runs = [_parse(NodeFigures, row) for row in db.execute("SELECT content FROM node_figures ORDER BY node, run DESC")]
     found: dict[str, NodeFigures] = {}
     for one in sorted(runs, key=lambda run: run.is_forced):
@@ -123,22 +123,22 @@ def _latest(db: sqlite3.Connection) -> dict[str, NodeFigures]:
     return found
 
 
-def _history(db: sqlite3.Connection, node: str) -> list[NodeFigures]:
+def _history(db: Connection, node: str) -> list[NodeFigures]:
     query = "SELECT content FROM node_figures WHERE node = ? ORDER BY run DESC"
     return [_parse(NodeFigures, row) for row in db.execute(query, (node,))]
 
 
-def _links(db: sqlite3.Connection) -> list[LinkFigures]:
+def _links(db: Connection) -> list[LinkFigures]:
     found = [_parse(LinkFigures, row) for row in db.execute("SELECT content FROM link_figures ORDER BY source, target")]
     return [*found, *(one.reversed() for one in found)]
 
 
-def _allreduces(db: sqlite3.Connection) -> list[AllReduceFigures]:
+def _allreduces(db: Connection) -> list[AllReduceFigures]:
     query = "SELECT content FROM allreduce_figures ORDER BY nodes, size_bytes"
     return [_parse(AllReduceFigures, row) for row in db.execute(query)]
 
 
-def _forget(db: sqlite3.Connection, node: str) -> None:
+def _forget(db: Connection, node: str) -> None:
     db.execute("DELETE FROM node_figures WHERE node = ?", (node,))
     db.execute("DELETE FROM best_figures WHERE node = ?", (node,))
     db.execute("DELETE FROM link_figures WHERE source = ? OR target = ?", (node, node))
@@ -147,5 +147,5 @@ def _forget(db: sqlite3.Connection, node: str) -> None:
             db.execute("DELETE FROM allreduce_figures WHERE nodes = ?", (json.dumps(sorted(one.nodes)),))
 
 
-def _parse(kind: type[T], row: sqlite3.Row) -> T:
+def _parse(kind: type[T], row: Row) -> T:
     return decode(kind, json.loads(row["content"]))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ugro.core.hook import Delivery, DeliveryState, HookName
 from ugro.core.support import clock
 from ugro.core.support.moment import Instant, instant_of
+from ugro.store.connection import NO_LIMIT, Connection, Row
 from ugro.store.engine import Database
 
 MOST_WAITING = 1000  # of each hook
@@ -62,7 +62,7 @@ class HookStore:
 
     async def calls(self, hook: HookName, limit: int) -> list[Instant]:
         """When it was called last; tests do not count."""
-        query = "SELECT created_at, boot FROM hook_deliveries WHERE hook = ? AND NOT is_test ORDER BY seq DESC LIMIT ?"
+        query = "SELECT created_at, boot FROM hook_deliveries WHERE hook = ? AND is_test = 0 ORDER BY seq DESC LIMIT ?"
         rows = await self._database.run(lambda db: db.execute(query, (hook, limit)).fetchall())
         return [instant_of(row["created_at"], row["boot"]) for row in rows]
 
@@ -75,11 +75,11 @@ class HookStore:
         return await self._database.run(lambda db: _start_after(db, newest))
 
 
-def _stop_following(db: sqlite3.Connection) -> None:
+def _stop_following(db: Connection) -> None:
     db.execute("DELETE FROM meta WHERE key = ?", (_CURSOR,))
 
 
-def _add(db: sqlite3.Connection, new: Sequence[NewDelivery], seen_until: int | None) -> bool:
+def _add(db: Connection, new: Sequence[NewDelivery], seen_until: int | None) -> bool:
     count = "SELECT count(*) FROM hook_deliveries WHERE hook = ? AND state = ?"
     for hook in {one.hook for one in new}:
         mine = sum(one.hook is hook for one in new)
@@ -92,17 +92,17 @@ def _add(db: sqlite3.Connection, new: Sequence[NewDelivery], seen_until: int | N
     )
     if seen_until is not None:
         db.execute("UPDATE meta SET value = ? WHERE key = ?", (str(seen_until), _CURSOR))
-    oldest = "SELECT seq FROM hook_deliveries WHERE state <> ? ORDER BY seq DESC LIMIT -1 OFFSET ?"
+    oldest = f"SELECT seq FROM hook_deliveries WHERE state <> ? ORDER BY seq DESC LIMIT {NO_LIMIT} OFFSET ?"
     db.execute(f"DELETE FROM hook_deliveries WHERE seq IN ({oldest})", (DeliveryState.WAITING, MOST_OVER))
     return True
 
 
-def _start_after(db: sqlite3.Connection, newest: int) -> int:
+def _start_after(db: Connection, newest: int) -> int:
     db.execute("INSERT INTO meta (key, value) VALUES (?, ?) ON CONFLICT (key) DO NOTHING", (_CURSOR, str(newest)))
     return int(db.execute("SELECT value FROM meta WHERE key = ?", (_CURSOR,)).fetchone()["value"])
 
 
-def _delivery(row: sqlite3.Row) -> Delivery:
+def _delivery(row: Row) -> Delivery:
     return Delivery(
         row["seq"], row["id"], HookName(row["hook"]), row["body"], row["created_at"], DeliveryState(row["state"]),
         row["tries"], row["error"], bool(row["is_test"]),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import sqlite3
 from collections.abc import Iterable
 from functools import lru_cache
 
@@ -12,11 +11,12 @@ from ugro.core.environment import Origin
 from ugro.core.failure import Failure
 from ugro.core.job import Attempt, Ending, Job, JobSpec, JobState, Placement, Tries
 from ugro.core.support.codec import DecodeError, decode
+from ugro.store.connection import Row
 
 log = logging.getLogger(__name__)
 
 
-def readable_jobs(rows: Iterable[sqlite3.Row]) -> list[Job]:
+def readable_jobs(rows: Iterable[Row]) -> list[Job]:
     """Leaves out rows that cannot be read, so that the others still work."""
     found = []
     for row in rows:
@@ -27,7 +27,7 @@ def readable_jobs(rows: Iterable[sqlite3.Row]) -> list[Job]:
     return found
 
 
-def attempt_of(row: sqlite3.Row) -> Attempt:
+def attempt_of(row: Row) -> Attempt:
     return Attempt(
         number=row["number"],
         placement=placement_of(row["placement"]),
@@ -40,7 +40,7 @@ def attempt_of(row: sqlite3.Row) -> Attempt:
     )
 
 
-def job_of(row: sqlite3.Row) -> Job:
+def job_of(row: Row) -> Job:
     return Job(
         id=row["id"],
         spec=spec_of(row["spec"]),

@@ -6,7 +6,6 @@ A move names its attempt, so a report about an older attempt changes nothing.
 from __future__ import annotations
 
 import json
-import sqlite3
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -32,6 +31,7 @@ from ugro.core.plan import Plan
 from ugro.core.support import clock
 from ugro.core.support.codec import decode, dumps
 from ugro.store import devices, placements, smalllogs, usage
+from ugro.store.connection import Connection
 from ugro.store.engine import Database, Work
 from ugro.store.events import event_of
 from ugro.store.job_rows import attempt_of, job_of, readable_jobs
@@ -124,7 +124,7 @@ class JobStore:
     async def withdraw(self, key: str) -> Job | None:
         """Refuses a submission with this key that is not recorded yet; the job if it is recorded already."""
 
-        def work(db: sqlite3.Connection) -> Job | None:
+        def work(db: Connection) -> Job | None:
             if (known := _submitted(db, key)) is None:
                 self._withdrawn[key] = None
                 for oldest in list(self._withdrawn)[:-_MOST_WITHDRAWN]:
@@ -197,14 +197,14 @@ class JobStore:
         """By id, by name (the newest of that name), or ``last``; by name only jobs that are not in ``without``."""
         return await self._database.run(lambda db: _find(db, word, without))
 
-    async def in_states(self, states: Iterable[JobState]) -> list[Job]:
+    async def in_states(self, states: Collection[JobState]) -> list[Job]:
         return await self._database.run(lambda db: _in_states(db, states))
 
-    async def read_states(self, states: Iterable[JobState], then: Callable[[list[Job]], None]) -> None:
+    async def read_states(self, states: Collection[JobState], then: Callable[[list[Job]], None]) -> None:
         """As ``in_states``, but ``then`` is called in order with the changes that ``listen`` reports."""
         await self._database.run(lambda db: _in_states(db, states), then=then)
 
-    async def read_marks(self, states: Iterable[JobState], then: Callable[[dict[int, Mark]], None]) -> None:
+    async def read_marks(self, states: Collection[JobState], then: Callable[[dict[int, Mark]], None]) -> None:
         """Enough to see which jobs have changed, for a fraction of the cost of reading them."""
         await self._database.run(lambda db: _marks(db, states), then=then)
 
@@ -232,6 +232,8 @@ class JobStore:
         return await self._change(lambda db: _note_results_removed(db, job.id, reason))
 
     async def states_of(self, jobs: Sequence[int]) -> dict[int, JobState]:
+        if not jobs:
+            return {}
         marks = ",".join("?" * len(jobs))
         return await self._database.run(
             lambda db: {
@@ -251,7 +253,7 @@ class JobStore:
         query = f"SELECT * FROM events {clause} ORDER BY seq DESC LIMIT ?"
         return await self._database.run(lambda db: [event_of(row) for row in db.execute(query, values)])
 
-    def _submit(self, db: sqlite3.Connection, spec: JobSpec, user: str, key: str, about: About) -> Submission:
+    def _submit(self, db: Connection, spec: JobSpec, user: str, key: str, about: About) -> Submission:
         if key in self._withdrawn:
             raise NotAllowed("this submission was withdrawn", hint="submit it again with another key")
         submission = _submit(db, spec, user, key, about)
@@ -262,35 +264,35 @@ class JobStore:
         return await self._database.run(work, then=self.notify)
 
 
-def _in_states(db: sqlite3.Connection, states: Iterable[JobState]) -> list[Job]:
+def _in_states(db: Connection, states: Collection[JobState]) -> list[Job]:
     wanted = sorted(states)
     marks = ",".join("?" * len(wanted))
     return readable_jobs(db.execute(f"SELECT * FROM jobs WHERE state IN ({marks}) ORDER BY id", wanted))
 
 
-def _marks(db: sqlite3.Connection, states: Iterable[JobState]) -> dict[int, Mark]:
+def _marks(db: Connection, states: Collection[JobState]) -> dict[int, Mark]:
     wanted = sorted(states)
     query = f"SELECT id, state, attempt, ending FROM jobs WHERE state IN ({','.join('?' * len(wanted))})"
     return {number: (state, attempt, ending) for number, state, attempt, ending in db.execute(query, wanted)}
 
 
-def _some(db: sqlite3.Connection, numbers: Sequence[int]) -> list[Job]:
+def _some(db: Connection, numbers: Sequence[int]) -> list[Job]:
     rows = (db.execute("SELECT * FROM jobs WHERE id = ?", (number,)).fetchone() for number in numbers)
     return readable_jobs(row for row in rows if row is not None)
 
 
-def _submit(db: sqlite3.Connection, spec: JobSpec, user: str, key: str, about: About) -> Submission:
+def _submit(db: Connection, spec: JobSpec, user: str, key: str, about: About) -> Submission:
     if (known := _submitted(db, key)) is not None:
         return Submission(known, is_new=False)
     _check_exist(db, (*spec.after.ok, *spec.after.any))
     now, state, reason = clock.now(), JobState.QUEUED, "submitted"
     more = (_text(about.origin), about.cache_key)
-    cursor = db.execute(
+    row = db.execute(
         "INSERT INTO jobs (submit_key, name, user_name, spec, state, reason, submitted_at, submitted_boot, origin, "
-        "cache_key, private) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        "cache_key, private) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) RETURNING id",
         (key, spec.name, user, dumps(spec), state, reason, now.at, now.boot, *more, int(spec.private)),
-    )
-    number, origin = int(cursor.lastrowid or 0), about.origin
+    ).fetchone()
+    number, origin = int(row["id"]), about.origin
     job = Job(number, spec, user, state, reason, now.at, origin=origin, submitted_boot=now.boot, submit_key=key)
     _note(db, JobState.QUEUED, f"submitted by {user}", job, None)
     for note in about.notes:
@@ -300,19 +302,19 @@ def _submit(db: sqlite3.Connection, spec: JobSpec, user: str, key: str, about: A
     return Submission(job, is_new=True)
 
 
-def _check_exist(db: sqlite3.Connection, numbers: Sequence[int]) -> None:
+def _check_exist(db: Connection, numbers: Sequence[int]) -> None:
     """A job that runs after one that was removed a moment ago would wait forever."""
     for number in numbers:
         if db.execute("SELECT 1 FROM jobs WHERE id = ?", (number,)).fetchone() is None:
             raise NotFound(f"there is no job {number} to run after", hint="see: ugro status")
 
 
-def _submitted(db: sqlite3.Connection, key: str) -> Job | None:
+def _submitted(db: Connection, key: str) -> Job | None:
     row = db.execute("SELECT * FROM jobs WHERE submit_key = ?", (key,)).fetchone()
     return job_of(row) if row is not None else None
 
 
-def _point_to(db: sqlite3.Connection, job: Job, cache_key: str, first: int) -> Job:
+def _point_to(db: Connection, job: Job, cache_key: str, first: int) -> Job:
     """Ends the job at once, if the earlier job still has its results."""
     known = _done_before(db, cache_key)
     if known is None or known.id != first:
@@ -323,7 +325,7 @@ def _point_to(db: sqlite3.Connection, job: Job, cache_key: str, first: int) -> J
     return _move(db, job, JobState.SUCCEEDED, f"cached from job {first}", {"exit_code": 0})
 
 
-def _done_before(db: sqlite3.Connection, cache_key: str) -> Job | None:
+def _done_before(db: Connection, cache_key: str) -> Job | None:
     query = (
         "SELECT * FROM jobs WHERE cache_key = ? AND state = ? AND cached_from IS NULL AND results_removed_at IS NULL "
         "AND private = 0 ORDER BY id DESC LIMIT 1"
@@ -336,7 +338,7 @@ def _text(origin: Origin | None) -> str | None:
     return dumps(origin) if origin is not None else None
 
 
-def _start(db: sqlite3.Connection, job: Job, placement: Placement, reason: str) -> Job:
+def _start(db: Connection, job: Job, placement: Placement, reason: str) -> Job:
     current = _current(db, job)
     check_move(current.state, JobState.STARTING)
     if current.ending is not None:
@@ -373,7 +375,7 @@ def _start(db: sqlite3.Connection, job: Job, placement: Placement, reason: str) 
     return started
 
 
-def _check_takes_work(db: sqlite3.Connection, job: Job, placement: Placement) -> None:
+def _check_takes_work(db: Connection, job: Job, placement: Placement) -> None:
     """Raises StaleMove if a node was drained after the scheduler chose it."""
     drained = {row["name"] for row in db.execute("SELECT name FROM drained_nodes")}
     for node in placement.nodes:
@@ -381,11 +383,11 @@ def _check_takes_work(db: sqlite3.Connection, job: Job, placement: Placement) ->
             raise StaleMove(f"{node} was drained before job {job.id} could start there")
 
 
-def _move(db: sqlite3.Connection, job: Job, state: JobState, reason: str, changes: Changes) -> Job:
+def _move(db: Connection, job: Job, state: JobState, reason: str, changes: Changes) -> Job:
     return _moved(db, _current(db, job), state, reason, changes)
 
 
-def _moved(db: sqlite3.Connection, current: Job, state: JobState, reason: str, changes: Changes) -> Job:
+def _moved(db: Connection, current: Job, state: JobState, reason: str, changes: Changes) -> Job:
     check_move(current.state, state)
     end = clock.now() if state in FINAL_STATES else None
     moved = replace(
@@ -412,7 +414,7 @@ def _moved(db: sqlite3.Connection, current: Job, state: JobState, reason: str, c
     return moved
 
 
-def _finish(db: sqlite3.Connection, job: Job, log: SmallLog) -> Job:
+def _finish(db: Connection, job: Job, log: SmallLog) -> Job:
     """Two moves in one transaction, so nobody sees the first alone."""
     reason = "every rank ended with 0"
     current = _current(db, job)
@@ -423,7 +425,7 @@ def _finish(db: sqlite3.Connection, job: Job, log: SmallLog) -> Job:
     return _moved(db, stopping, JobState.SUCCEEDED, reason, {"exit_code": 0})
 
 
-def _ask_to_end(db: sqlite3.Connection, job: int, ending: Ending) -> Job:
+def _ask_to_end(db: Connection, job: int, ending: Ending) -> Job:
     current = _get(db, job)
     may_end = not current.is_final if ending is Ending.CANCELLED else current.state in HOLDING_STATES
     is_outranked = current.ending not in (Ending.DONE, Ending.CANCELLED)
@@ -433,7 +435,7 @@ def _ask_to_end(db: sqlite3.Connection, job: int, ending: Ending) -> Job:
     return _get(db, job)
 
 
-def _note_results_removed(db: sqlite3.Connection, job: int, reason: str) -> Job:
+def _note_results_removed(db: Connection, job: int, reason: str) -> Job:
     current = _get(db, job)
     if current.results_removed_at is None:
         db.execute("UPDATE jobs SET results_removed_at = ? WHERE id = ?", (clock.now().at, job))
@@ -441,12 +443,12 @@ def _note_results_removed(db: sqlite3.Connection, job: int, reason: str) -> Job:
     return _get(db, job)
 
 
-def _plan(db: sqlite3.Connection, job: int, attempt: int) -> Plan | None:
+def _plan(db: Connection, job: int, attempt: int) -> Plan | None:
     row = db.execute("SELECT plan FROM attempts WHERE job = ? AND number = ?", (job, attempt)).fetchone()
     return decode(Plan, json.loads(row["plan"])) if row is not None and row["plan"] else None
 
 
-def _release(db: sqlite3.Connection, job: Job, outcome: str, failure: Failure | None) -> None:
+def _release(db: Connection, job: Job, outcome: str, failure: Failure | None) -> None:
     now = clock.now()
     db.execute("DELETE FROM held_devices WHERE job = ?", (job.id,))
     usage.charge(db, job, now)
@@ -456,7 +458,7 @@ def _release(db: sqlite3.Connection, job: Job, outcome: str, failure: Failure | 
     )
 
 
-def _current(db: sqlite3.Connection, seen: Job) -> Job:
+def _current(db: Connection, seen: Job) -> Job:
     """The job, if it has not changed since it was seen; raises StaleMove otherwise.
 
     Nothing else of a job changes unless one of these three does.
@@ -472,26 +474,27 @@ def _current(db: sqlite3.Connection, seen: Job) -> Job:
     return seen
 
 
-def _note(db: sqlite3.Connection, kind: str, text: str, job: Job | None, node: str | None) -> None:
+def _note(db: Connection, kind: str, text: str, job: Job | None, node: str | None) -> None:
     db.execute(
         "INSERT INTO events (at, job, attempt, node, kind, text) VALUES (?, ?, ?, ?, ?, ?)",
         (clock.now().at, job.id if job else None, job.attempt if job else None, node, str(kind), text),
     )
 
 
-def _get(db: sqlite3.Connection, job: int) -> Job:
+def _get(db: Connection, job: int) -> Job:
     row = db.execute("SELECT * FROM jobs WHERE id = ?", (job,)).fetchone() if job <= _LARGEST_ID else None
     if row is None:
         raise NotFound(f"there is no job {job}", hint="see: ugro status")
     return job_of(row)
 
 
-def _find(db: sqlite3.Connection, word: str, without: Collection[int]) -> Job:
+def _find(db: Connection, word: str, without: Collection[int]) -> Job:
     if word.isdigit():
         return _get(db, int(word))
     where, values = "", tuple[object, ...]()
     if word != "last":
-        where, values = f"WHERE name = ? AND id NOT IN ({','.join('?' * len(without))})", (word, *without)
+        others = f"AND id NOT IN ({','.join('?' * len(without))})" if without else ""
+        where, values = f"WHERE name = ? {others}", (word, *without)
     row = db.execute(f"SELECT * FROM jobs {where} ORDER BY id DESC LIMIT 1", values).fetchone()
     if row is None:
         raise NotFound(f"there is no job {word!r}", hint="see: ugro status")

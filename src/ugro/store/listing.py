@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ugro.core.event import Event
 from ugro.core.job import Job, JobState
+from ugro.store.connection import Connection, Row
 from ugro.store.engine import Database
 from ugro.store.events import event_of
 from ugro.store.job_rows import readable_jobs
@@ -57,18 +57,18 @@ class ListingStore:
         return await self._database.run(lambda db: [_happened(row) for row in db.execute(query, [*values, limit])])
 
 
-def _happened(row: sqlite3.Row) -> Happened:
+def _happened(row: Row) -> Happened:
     state = JobState(row["job_state"]) if row["job_state"] is not None else None
     return Happened(event_of(row), row["job_name"], state)
 
 
-def _page(db: sqlite3.Connection, wanted: Listed) -> list[Job]:
-    clauses, values = ["1"], list[object]()
+def _page(db: Connection, wanted: Listed) -> list[Job]:
+    clauses, values = ["1 = 1"], list[object]()
     if wanted.states:
         clauses.append(f"state IN ({','.join('?' * len(wanted.states))})")
         values += wanted.states
     if wanted.text:
-        clauses.append("(instr(lower(name), ?) OR instr(lower(user_name), ?))")
+        clauses.append("(instr(lower(name), ?) > 0 OR instr(lower(user_name), ?) > 0)")
         values += [wanted.text.lower()] * 2
     if wanted.viewer is not None:
         clauses.append(VISIBLE)

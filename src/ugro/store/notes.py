@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from ugro.core.job import Job
 from ugro.core.note import Note
+from ugro.store.connection import Connection, Cursor, Row
 from ugro.store.engine import Database
 from ugro.store.events import newest_event
 from ugro.store.job_rows import readable_jobs
@@ -40,12 +40,12 @@ class NoteStore:
         return await self._database.run(lambda db: _changed(db, after, most))
 
 
-def _get(db: sqlite3.Connection, job: int) -> Note:
+def _get(db: Connection, job: int) -> Note:
     row = db.execute("SELECT * FROM notes WHERE job = ?", (job,)).fetchone()
     return _note(row) if row is not None else Note(job)
 
 
-def _change(db: sqlite3.Connection, job: int, change: Callable[[Note], Note]) -> Note:
+def _change(db: Connection, job: int, change: Callable[[Note], Note]) -> Note:
     old = _get(db, job)
     new = change(old)
     if (new.text, new.tags) == (old.text, old.tags):
@@ -62,7 +62,7 @@ def _change(db: sqlite3.Connection, job: int, change: Callable[[Note], Note]) ->
     return Note(job, new.text, new.tags, now)
 
 
-def _changed(db: sqlite3.Connection, after: int, most: int) -> Changed:
+def _changed(db: Connection, after: int, most: int) -> Changed:
     seq = newest_event(db)
     if seq == after:
         return Changed(seq, (), ())
@@ -79,11 +79,11 @@ def _changed(db: sqlite3.Connection, after: int, most: int) -> Changed:
     return Changed(seq, tuple(job for jobs in some for job in jobs), tuple(written))
 
 
-def _in(db: sqlite3.Connection, query: str, numbers: Sequence[int]) -> Iterable[sqlite3.Cursor]:
+def _in(db: Connection, query: str, numbers: Sequence[int]) -> Iterable[Cursor]:
     for begin in range(0, len(numbers), _AT_ONCE):
         some = numbers[begin : begin + _AT_ONCE]
         yield db.execute(f"{query} IN ({','.join('?' * len(some))})", some)
 
 
-def _note(row: sqlite3.Row) -> Note:
+def _note(row: Row) -> Note:
     return Note(row["job"], row["text"], tuple(json.loads(row["tags"])), row["changed_at"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -10,6 +9,7 @@ from ugro.core.job import JobSpec, Placement
 from ugro.core.support.codec import DecodeError
 from ugro.policy.lifecycle.newer_state import Ids
 from ugro.store import standing
+from ugro.store.connection import Connection, Row
 from ugro.store.job_rows import placement_of, spec_of
 
 Key = tuple[int, int]  # job and attempt
@@ -37,7 +37,7 @@ class RecordedRuns:
         return self.ids.highest
 
 
-def read(db: sqlite3.Connection, keys: Iterable[Key]) -> RecordedRuns:
+def read(db: Connection, keys: Iterable[Key]) -> RecordedRuns:
     query = (
         "SELECT j.spec, a.placement FROM jobs j LEFT JOIN attempts a ON a.job = j.id AND a.number = ? WHERE j.id = ?"
     )
@@ -49,7 +49,7 @@ def read(db: sqlite3.Connection, keys: Iterable[Key]) -> RecordedRuns:
     return RecordedRuns(standing.numbers(db).ids, found)
 
 
-def _recorded(row: sqlite3.Row) -> RecordedRun:
+def _recorded(row: Row) -> RecordedRun:
     try:
         return RecordedRun(spec_of(row["spec"]), placement_of(row["placement"]) if row["placement"] else None)
     except (DecodeError, ValueError):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import sqlite3
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -13,6 +12,7 @@ from ugro.core.power import PowerRecord
 from ugro.core.support import clock
 from ugro.core.support.codec import DecodeError, decode, dumps
 from ugro.remote.messages import Interface
+from ugro.store.connection import Connection
 from ugro.store.engine import Database
 
 log = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ class PowerStore:
         await self._database.run(lambda db: db.execute("DELETE FROM node_power WHERE name = ?", (name,)))
 
 
-def _put(db: sqlite3.Connection, name: str, record: PowerRecord, event: str) -> None:
+def _put(db: Connection, name: str, record: PowerRecord, event: str) -> None:
     db.execute(
         "INSERT INTO node_power (name, record) VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET record = excluded.record",
         (name, dumps(record)),
@@ -67,12 +67,13 @@ def _put(db: sqlite3.Connection, name: str, record: PowerRecord, event: str) -> 
     db.execute("INSERT INTO events (at, node, kind, text) VALUES (?, ?, 'power', ?)", (clock.now().at, name, event))
 
 
-def _learn(db: sqlite3.Connection, name: str, record: PowerRecord, known: Known) -> None:
+def _learn(db: Connection, name: str, record: PowerRecord, known: Known) -> None:
     found = (dumps(one) if one is not None else None for one in (known.machine, known.facts, known.interface))
     db.execute(
         "INSERT INTO node_power (name, record, machine, facts, interface) VALUES (?, ?, ?, ?, ?) "
-        "ON CONFLICT (name) DO UPDATE SET machine = coalesce(excluded.machine, machine), "
-        "facts = coalesce(excluded.facts, facts), interface = coalesce(excluded.interface, interface)",
+        "ON CONFLICT (name) DO UPDATE SET machine = coalesce(excluded.machine, node_power.machine), "
+        "facts = coalesce(excluded.facts, node_power.facts), "
+        "interface = coalesce(excluded.interface, node_power.interface)",
         (name, dumps(record), *found),
     )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 from collections.abc import Collection
 from dataclasses import dataclass
 
@@ -11,6 +10,7 @@ from ugro.core.job import FINAL_STATES, JobState
 from ugro.core.python_env import Blob
 from ugro.core.support import clock
 from ugro.core.support.codec import decode, dumps
+from ugro.store.connection import Connection
 from ugro.store.engine import Database
 
 _DAY = len("2026-01-31")  # of a time as it is written
@@ -75,7 +75,7 @@ class PythonEnvStore:
         return await self._database.run(lambda db: bool(db.execute(query, (before,)).fetchone()[0]))
 
 
-def _asked(db: sqlite3.Connection, request: str) -> Resolution | None:
+def _asked(db: Connection, request: str) -> Resolution | None:
     query = "SELECT name, requirements, at FROM resolutions WHERE request = ?"
     row = db.execute(query, (request,)).fetchone()
     if row is None:
@@ -85,7 +85,7 @@ def _asked(db: sqlite3.Connection, request: str) -> Resolution | None:
     return Resolution(row["name"], row["requirements"])
 
 
-def _keep(db: sqlite3.Connection, request: str, found: Resolution) -> None:
+def _keep(db: Connection, request: str, found: Resolution) -> None:
     db.execute(
         "INSERT INTO resolutions (request, name, requirements, at) VALUES (?, ?, ?, ?) ON CONFLICT (request) DO UPDATE "
         "SET name = excluded.name, requirements = excluded.requirements, at = excluded.at",
@@ -93,7 +93,7 @@ def _keep(db: sqlite3.Connection, request: str, found: Resolution) -> None:
     )
 
 
-def _remove_unused(db: sqlite3.Connection, before: str, kept: Collection[str], limit: int) -> int:
+def _remove_unused(db: Connection, before: str, kept: Collection[str], limit: int) -> int:
     found = [(row["request"],) for row in db.execute(_UNUSED, (before,)) if row["name"] not in kept][:limit]
     db.executemany("DELETE FROM resolutions WHERE request = ?", found)
     db.execute("DELETE FROM environment_files WHERE name NOT IN (SELECT name FROM resolutions)")

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import logging
-import sqlite3
 from collections.abc import Iterable
 from dataclasses import replace
 
 from ugro.core.errors import NotAllowed
 from ugro.core.ray_cluster import ClusterState, RayCluster
 from ugro.core.support.codec import DecodeError, decode, dumps
+from ugro.store.connection import NO_LIMIT, Connection, Row
 from ugro.store.engine import Database
 
 log = logging.getLogger(__name__)
@@ -41,24 +41,23 @@ class RayClusterStore:
         return await self._database.run(lambda db: _readable(db.execute(query, (ClusterState.ENDED,))))
 
 
-def add_cluster(db: sqlite3.Connection, cluster: RayCluster) -> RayCluster:
+def add_cluster(db: Connection, cluster: RayCluster) -> RayCluster:
     open_one = "SELECT 1 FROM ray_clusters WHERE name = ? AND state <> ?"
     if db.execute(open_one, (cluster.name, ClusterState.ENDED)).fetchone() is not None:
         raise NotAllowed(
             f"there is a Ray cluster {cluster.name} already",
             hint=f"see: ugro cluster status {cluster.name}; for another one: ugro cluster start --name NAME",
         )
-    cursor = db.execute(
-        "INSERT INTO ray_clusters (name, state, content) VALUES (?, ?, ?)", (cluster.name, cluster.state, "{}")
-    )
-    made = replace(cluster, id=int(cursor.lastrowid or 0))
+    query = "INSERT INTO ray_clusters (name, state, content) VALUES (?, ?, ?) RETURNING id"
+    row = db.execute(query, (cluster.name, cluster.state, "{}")).fetchone()
+    made = replace(cluster, id=int(row["id"]))
     db.execute("UPDATE ray_clusters SET content = ? WHERE id = ?", (dumps(made), made.id))
-    oldest = "SELECT id FROM ray_clusters WHERE state = ? ORDER BY id DESC LIMIT -1 OFFSET ?"
+    oldest = f"SELECT id FROM ray_clusters WHERE state = ? ORDER BY id DESC LIMIT {NO_LIMIT} OFFSET ?"
     db.execute(f"DELETE FROM ray_clusters WHERE id IN ({oldest})", (ClusterState.ENDED, MOST_ENDED))
     return made
 
 
-def _readable(rows: Iterable[sqlite3.Row]) -> list[RayCluster]:
+def _readable(rows: Iterable[Row]) -> list[RayCluster]:
     found: list[RayCluster] = []
     for row in rows:
         try:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from ugro.core.job import FINAL_STATES, Job, JobState
 from ugro.core.support.moment import Instant, instant_of
+from ugro.store.connection import Connection, Row
 from ugro.store.engine import Database
 from ugro.store.job_rows import readable_jobs
 
@@ -89,7 +89,7 @@ class RetentionStore:
         return await self._database.run(lambda db: _trim(db, most, limit))
 
 
-def _trim(db: sqlite3.Connection, most: int, limit: int) -> int:
+def _trim(db: Connection, most: int, limit: int) -> int:
     query = "SELECT job, COUNT(*) AS count FROM events WHERE job IS NOT NULL GROUP BY job HAVING COUNT(*) > ? LIMIT 1"
     if (found := db.execute(query, (most,)).fetchone()) is None:
         return 0
@@ -98,7 +98,7 @@ def _trim(db: sqlite3.Connection, most: int, limit: int) -> int:
     return db.execute(query, (found["job"], min(limit, found["count"] - most), first)).rowcount
 
 
-def _ended(db: sqlite3.Connection, clause: str, values: Sequence[object], limit: int) -> list[Ended]:
+def _ended(db: Connection, clause: str, values: Sequence[object], limit: int) -> list[Ended]:
     query = (
         "SELECT j.id, j.state, j.ended_at, j.ended_boot, j.results_removed_at IS NOT NULL AS are_removed, "
         "EXISTS (SELECT 1 FROM notes n WHERE n.job = j.id AND (n.text <> '' OR n.tags <> '[]')) AS has_note, "
@@ -109,23 +109,25 @@ def _ended(db: sqlite3.Connection, clause: str, values: Sequence[object], limit:
     return [_row(row) for row in db.execute(query, (*values, limit))]
 
 
-def _row(row: sqlite3.Row) -> Ended:
+def _row(row: Row) -> Ended:
     return Ended(
         row["id"], JobState(row["state"]), instant_of(row["ended_at"], row["ended_boot"]), bool(row["has_note"]),
         bool(row["is_source"]), bool(row["is_pending"]), bool(row["are_removed"]),
     )  # fmt: skip
 
 
-def _of(db: sqlite3.Connection, jobs: Sequence[int]) -> list[Ended]:
+def _of(db: Connection, jobs: Sequence[int]) -> list[Ended]:
+    if not jobs:
+        return []
     return _ended(db, f"j.id IN ({','.join('?' * len(jobs))})", jobs, len(jobs))
 
 
-def _announce(db: sqlite3.Connection, rows: Sequence[tuple[int, str, float]], at: str, text: str) -> None:
+def _announce(db: Connection, rows: Sequence[tuple[int, str, float]], at: str, text: str) -> None:
     db.executemany("INSERT INTO removals (job, what, due_at) VALUES (?, ?, ?)", rows)
     _note(db, at, text)
 
 
-def _remove(db: sqlite3.Connection, jobs: Sequence[int], at: str, say: Callable[[Sequence[int]], str]) -> list[int]:
+def _remove(db: Connection, jobs: Sequence[int], at: str, say: Callable[[Sequence[int]], str]) -> list[int]:
     # Checked again, because a note or a dependent job may have come after the decision.
     followed = _followed(db)
     gone = [
@@ -141,7 +143,7 @@ def _remove(db: sqlite3.Connection, jobs: Sequence[int], at: str, say: Callable[
     return gone
 
 
-def _followed(db: sqlite3.Connection) -> set[int]:
+def _followed(db: Connection) -> set[int]:
     query = (
         f"SELECT * FROM jobs WHERE state NOT IN ({_FINAL}) "
         "AND spec LIKE '%\"after\":{%' AND spec NOT LIKE '%\"after\":{\"ok\":[],\"any\":[]}%'"
@@ -150,5 +152,5 @@ def _followed(db: sqlite3.Connection) -> set[int]:
     return {number for job in found for number in (*job.spec.after.ok, *job.spec.after.any)}
 
 
-def _note(db: sqlite3.Connection, at: str, text: str) -> None:
+def _note(db: Connection, at: str, text: str) -> None:
     db.execute("INSERT INTO events (at, kind, text) VALUES (?, 'retention', ?)", (at, text))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import sqlite3
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
@@ -14,6 +13,7 @@ from ugro.core.job import JobSpec
 from ugro.core.ray_cluster import RayCluster
 from ugro.core.service import Service, ServiceState
 from ugro.core.support.codec import DecodeError, decode, dumps
+from ugro.store.connection import NO_LIMIT, Connection, Row
 from ugro.store.engine import Database
 from ugro.store.ray_clusters import add_cluster
 
@@ -34,7 +34,7 @@ class ServiceStore:
     async def add_with_cluster(self, service: Service, cluster: RayCluster) -> tuple[Service, RayCluster | None]:
         """Both or none; no cluster, if the service was there already."""
 
-        def add(db: sqlite3.Connection) -> tuple[Service, RayCluster | None]:
+        def add(db: Connection) -> tuple[Service, RayCluster | None]:
             known = _requested(db, service.request_key)
             return (known, None) if known is not None else (_add(db, service), add_cluster(db, cluster))
 
@@ -54,7 +54,7 @@ class ServiceStore:
         return found[0]
 
     async def _names(self) -> list[str]:
-        query = "SELECT DISTINCT name FROM services ORDER BY id DESC"
+        query = "SELECT name FROM services GROUP BY name ORDER BY MAX(id) DESC"
         return await self._database.run(lambda db: [row["name"] for row in db.execute(query)])
 
     async def get(self, number: int) -> Service:
@@ -83,28 +83,28 @@ class ServiceStore:
         return [one.job for service in await self.open() for one in service.revisions]
 
 
-def _add(db: sqlite3.Connection, service: Service) -> Service:
+def _add(db: Connection, service: Service) -> Service:
     if (known := _requested(db, service.request_key)) is not None:
         return known
     if _is_taken(db, service.name):
         raise name_taken(service.name)
-    cursor = db.execute(
-        "INSERT INTO services (key, name, state, content) VALUES (?, ?, ?, ?)",
+    row = db.execute(
+        "INSERT INTO services (key, name, state, content) VALUES (?, ?, ?, ?) RETURNING id",
         (service.request_key, service.name, service.state, "{}"),
-    )
-    made = replace(service, id=int(cursor.lastrowid or 0))
+    ).fetchone()
+    made = replace(service, id=int(row["id"]))
     _write(db, made)
-    oldest = "SELECT id FROM services WHERE state = ? ORDER BY id DESC LIMIT -1 OFFSET ?"
+    oldest = f"SELECT id FROM services WHERE state = ? ORDER BY id DESC LIMIT {NO_LIMIT} OFFSET ?"
     db.execute(f"DELETE FROM services WHERE id IN ({oldest})", (ServiceState.ENDED, MOST_ENDED))
     return made
 
 
-def _requested(db: sqlite3.Connection, key: str) -> Service | None:
+def _requested(db: Connection, key: str) -> Service | None:
     found = _readable(db.execute("SELECT content FROM services WHERE key = ?", (key,)))
     return found[0] if found else None
 
 
-def _is_taken(db: sqlite3.Connection, name: str) -> bool:
+def _is_taken(db: Connection, name: str) -> bool:
     query = "SELECT 1 FROM services WHERE name = ? AND state <> ?"
     return db.execute(query, (name, ServiceState.ENDED)).fetchone() is not None
 
@@ -117,7 +117,7 @@ def name_taken(name: str) -> NotAllowed:
     )
 
 
-def _change(db: sqlite3.Connection, number: int, how: Callable[[Service], Service]) -> Service:
+def _change(db: Connection, number: int, how: Callable[[Service], Service]) -> Service:
     found = _readable(db.execute("SELECT content FROM services WHERE id = ?", (number,)))
     if not found:
         raise NotFound(f"there is no service {number}", hint=_HINT)
@@ -127,12 +127,12 @@ def _change(db: sqlite3.Connection, number: int, how: Callable[[Service], Servic
     return changed
 
 
-def _write(db: sqlite3.Connection, service: Service) -> None:
+def _write(db: Connection, service: Service) -> None:
     query = "UPDATE services SET state = ?, content = ? WHERE id = ?"
     db.execute(query, (service.state, dumps(service), service.id))
 
 
-def _readable(rows: Iterable[sqlite3.Row]) -> list[Service]:
+def _readable(rows: Iterable[Row]) -> list[Service]:
     found: list[Service] = []
     for row in rows:
         try:

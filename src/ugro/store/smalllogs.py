@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import sqlite3
 from dataclasses import dataclass
+
+from ugro.store.connection import Connection
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,14 +16,14 @@ class SmallLog:
     ranks: tuple[tuple[int, bytes], ...]
 
 
-def put(db: sqlite3.Connection, log: SmallLog) -> None:
+def put(db: Connection, log: SmallLog) -> None:
     db.executemany(
         "INSERT INTO small_logs (job, attempt, rank, content) VALUES (?, ?, ?, ?)",
         [(log.job, log.attempt, rank, content) for rank, content in log.ranks],
     )
 
 
-def read(db: sqlite3.Connection, job: int) -> tuple[SmallLog, str] | None:
+def read(db: Connection, job: int) -> tuple[SmallLog, str] | None:
     """With the time at which the job ended."""
     query = (
         "SELECT l.attempt, l.rank, l.content, j.ended_at FROM small_logs l JOIN jobs j ON j.id = l.job "

@@ -7,13 +7,13 @@ that was given stays above no mark, so no later state gives it again.
 from __future__ import annotations
 
 import json
-import sqlite3
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from ugro.core.job import Job
 from ugro.policy.lifecycle.newer_state import Change, Gap, Ids
 from ugro.store import adoption
+from ugro.store.connection import Connection
 from ugro.store.engine import Database
 
 BLOCK = 1000
@@ -58,7 +58,7 @@ class StandingStore:
         """Ids begin above ``ids`` from now on, in a new block."""
         return await self._database.run(lambda db: _reserve(db, ids))
 
-    def keep_reserved(self, db: sqlite3.Connection, job: int) -> None:
+    def keep_reserved(self, db: Connection, job: int) -> None:
         """In the transaction of each new job: reserves more ids when few are left."""
         if job + AHEAD > self._reserved:
             # What is written now may be rolled back yet: it counts when it is read with the next job.
@@ -73,7 +73,7 @@ class StandingStore:
     async def enter(self, document: str, text: str | None) -> None:
         """``text``: of the event, if this is news."""
 
-        def work(db: sqlite3.Connection) -> None:
+        def work(db: Connection) -> None:
             _put(db, "safe_mode", document)
             if text is not None:
                 adoption.note(db, "safe mode", text)
@@ -83,7 +83,7 @@ class StandingStore:
     async def leave(self, text: str) -> None:
         """It has turned out that nothing is newer."""
 
-        def work(db: sqlite3.Connection) -> None:
+        def work(db: Connection) -> None:
             db.execute("DELETE FROM meta WHERE key = 'safe_mode'")
             adoption.note(db, "safe mode", text)
 
@@ -110,18 +110,17 @@ class StandingStore:
         return await self._database.run(lambda db: _decide(db, decision), then=notify)
 
 
-def numbers(db: sqlite3.Connection) -> Numbers:
-    row = db.execute("SELECT seq FROM sqlite_sequence WHERE name = 'jobs'").fetchone()
+def numbers(db: Connection) -> Numbers:
     gaps = json.loads(_get(db, "unknown_ids") or "[]")
     return Numbers(
         int(_get(db, "generation") or 0),
-        int(row[0]) if row is not None else 0,
+        db.newest_id("jobs"),
         int(_get(db, "ids_reserved") or 0),
         tuple((int(first), int(last)) for first, last in gaps),
     )
 
 
-def _decide(db: sqlite3.Connection, decision: Decision) -> list[Job]:
+def _decide(db: Connection, decision: Decision) -> list[Job]:
     before = numbers(db)
     changed = adoption.apply(db, decision.changes)
     after = _reserve(db, decision.ids)
@@ -136,26 +135,25 @@ def _decide(db: sqlite3.Connection, decision: Decision) -> list[Job]:
     return changed
 
 
-def _raise_generation(db: sqlite3.Connection, generation: int) -> None:
+def _raise_generation(db: Connection, generation: int) -> None:
     _put(db, "generation", str(max(numbers(db).generation, generation)))
 
 
-def _reserve(db: sqlite3.Connection, ids: int) -> Numbers:
+def _reserve(db: Connection, ids: int) -> Numbers:
     known = numbers(db)
     highest = max(ids, known.highest)
     if highest > known.highest:
-        db.execute("DELETE FROM sqlite_sequence WHERE name = 'jobs'")
-        db.execute("INSERT INTO sqlite_sequence (name, seq) VALUES ('jobs', ?)", (highest,))
+        db.raise_ids("jobs", highest)
     if highest + AHEAD > known.reserved:
         _put(db, "ids_reserved", str(highest + BLOCK))
     return numbers(db)
 
 
-def _get(db: sqlite3.Connection, key: str) -> str | None:
+def _get(db: Connection, key: str) -> str | None:
     row = db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
     return str(row["value"]) if row is not None else None
 
 
-def _put(db: sqlite3.Connection, key: str, value: str) -> None:
+def _put(db: Connection, key: str, value: str) -> None:
     query = "INSERT INTO meta (key, value) VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value"
     db.execute(query, (key, value))

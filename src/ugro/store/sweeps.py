@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ugro.config.problems import nearest
 from ugro.core.errors import NotFound
 from ugro.core.support import clock
 from ugro.core.support.codec import decode, dumps
 from ugro.core.sweep import Budget, Point, Settings, Sweep, SweepState, Trial, TrialState
+from ugro.store.connection import Connection, Row
 from ugro.store.engine import Database
 
 _LARGEST_ID = 2**63 - 1
@@ -67,18 +68,18 @@ class SweepStore:
 
     async def snapshots(self) -> list[str]:
         """The code of sweeps that may still make trials."""
-        query = "SELECT DISTINCT json_extract(spec, '$.snapshot') AS snapshot FROM sweeps WHERE state != 'done'"
-        rows = await self._database.run(lambda db: db.execute(query).fetchall())
-        return [str(row["snapshot"]) for row in rows if row["snapshot"] is not None]
+        found = [spec.get("snapshot") for spec in await self._open_specs()]
+        return list(dict.fromkeys(str(snapshot) for snapshot in found if snapshot is not None))
 
     async def folders(self) -> list[str]:
         """The folders of sweeps that may still make trials: the hashes of their trees."""
-        query = (
-            "SELECT DISTINCT json_extract(one.value, '$.tree') AS tree "
-            "FROM sweeps, json_each(sweeps.spec, '$.folders') AS one WHERE state != 'done'"
-        )
+        found = [folder.get("tree") for spec in await self._open_specs() for folder in spec.get("folders") or ()]
+        return list(dict.fromkeys(str(tree) for tree in found if tree is not None))
+
+    async def _open_specs(self) -> list[dict[str, Any]]:
+        query = "SELECT spec FROM sweeps WHERE state != 'done' ORDER BY id"
         rows = await self._database.run(lambda db: db.execute(query).fetchall())
-        return [str(row["tree"]) for row in rows if row["tree"] is not None]
+        return [json.loads(row["spec"]) for row in rows]
 
     async def trials(self, sweep: int, *, with_history: bool = True) -> list[Trial]:
         """``with_history``: also the values of each trial, and what the sampler noted; most who ask only count."""
@@ -120,7 +121,7 @@ class SweepStore:
         await self._database.run(lambda db: db.execute(query, (seconds, sweep)))
 
 
-def _create(db: sqlite3.Connection, new: NewSweep) -> Sweep:
+def _create(db: Connection, new: NewSweep) -> Sweep:
     known = db.execute("SELECT * FROM sweeps WHERE key = ?", (new.key,)).fetchone()
     if known is not None:
         return _sweep(known)
@@ -134,20 +135,20 @@ def _create(db: sqlite3.Connection, new: NewSweep) -> Sweep:
     return _sweep(row)
 
 
-def _find(db: sqlite3.Connection, word: str) -> Sweep:
+def _find(db: Connection, word: str) -> Sweep:
     chosen, values = ("", ()) if word == "last" else ("WHERE name = ?", (word,))
     row = db.execute(f"SELECT * FROM sweeps {chosen} ORDER BY id DESC LIMIT 1", values).fetchone()
     if row is None and word.isdecimal() and int(word) <= _LARGEST_ID:
         row = db.execute("SELECT * FROM sweeps WHERE id = ?", (int(word),)).fetchone()
     if row is None:
         what = "there is no sweep" if word == "last" else f"there is no sweep {word!r:.80}"
-        names = db.execute("SELECT DISTINCT name FROM sweeps ORDER BY id DESC LIMIT ?", (_NAMED,))
+        names = db.execute("SELECT name FROM sweeps GROUP BY name ORDER BY MAX(id) DESC LIMIT ?", (_NAMED,))
         near = nearest(word, [row["name"] for row in names])
         raise NotFound(what, hint=f"did you mean {near}?" if near else "see: ugro sweep ls")
     return _sweep(row)
 
 
-def _add(db: sqlite3.Connection, sweep: int, new: Trial) -> Trial:
+def _add(db: Connection, sweep: int, new: Trial) -> Trial:
     query = "SELECT COALESCE(MAX(number), 0) + 1 AS next FROM sweep_trials WHERE sweep = ?"
     trial = replace(new, number=int(db.execute(query, (sweep,)).fetchone()["next"]))
     point, values = (json.dumps(trial.settings), json.dumps(trial.asked)), (trial.state, trial.memory)
@@ -158,7 +159,7 @@ def _add(db: sqlite3.Connection, sweep: int, new: Trial) -> Trial:
     return trial
 
 
-def _put(db: sqlite3.Connection, sweep: int, trial: Trial) -> None:
+def _put(db: Connection, sweep: int, trial: Trial) -> None:
     history = json.dumps([[point.step, point.value] for point in trial.history])
     db.execute(
         "UPDATE sweep_trials SET state = ?, job = ?, last = ?, best = ?, step = ?, took_s = ?, gpus = ?, reason = ?, "
@@ -170,7 +171,7 @@ def _put(db: sqlite3.Connection, sweep: int, trial: Trial) -> None:
     )
 
 
-def _move(db: sqlite3.Connection, sweep: int, state: SweepState, reason: str, budget: Budget | None) -> Sweep:
+def _move(db: Connection, sweep: int, state: SweepState, reason: str, budget: Budget | None) -> Sweep:
     row = db.execute(
         "UPDATE sweeps SET state = ?, reason = ? WHERE id = ? RETURNING *", (state, reason, sweep)
     ).fetchone()
@@ -180,7 +181,7 @@ def _move(db: sqlite3.Connection, sweep: int, state: SweepState, reason: str, bu
     return moved if budget is None else replace(moved, budget=budget)
 
 
-def _sweep(row: sqlite3.Row) -> Sweep:
+def _sweep(row: Row) -> Sweep:
     return Sweep(
         row["id"],
         row["name"],
@@ -195,7 +196,7 @@ def _sweep(row: sqlite3.Row) -> Sweep:
     )
 
 
-def _trial(row: sqlite3.Row) -> Trial:
+def _trial(row: Row) -> Trial:
     return Trial(
         row["number"],
         tuple((name, text) for name, text in json.loads(row["settings"])),

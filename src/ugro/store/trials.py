@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 from ugro.core.job import FINAL_STATES
 from ugro.core.planning import Forecast
 from ugro.core.support.codec import DecodeError, decode, dumps
+from ugro.store.connection import NO_LIMIT, Connection
 from ugro.store.engine import Database
 
 MOST_TRIALS = 2000
+_LAST_CHARACTER = "\U0010ffff"
 T = TypeVar("T")
 
 
@@ -37,9 +38,11 @@ class TrialStore:
         """The trials that have not ended: jobs whose keys begin so."""
         final = tuple(FINAL_STATES)
         query = (
-            f"SELECT id FROM jobs WHERE submit_key GLOB ? AND state NOT IN ({','.join('?' * len(final))}) ORDER BY id"
+            "SELECT id FROM jobs WHERE submit_key >= ? AND submit_key < ? "
+            f"AND state NOT IN ({','.join('?' * len(final))}) ORDER BY id"
         )
-        return await self._database.run(lambda db: [row["id"] for row in db.execute(query, (f"{key}*", *final))])
+        values = (key, f"{key}{_LAST_CHARACTER}", *final)
+        return await self._database.run(lambda db: [row["id"] for row in db.execute(query, values)])
 
     async def note(self, job: int, forecast: Forecast) -> None:
         """The first one stays: it was made before the job began."""
@@ -52,13 +55,13 @@ class TrialStore:
         return None if row is None else _read(Forecast, row["content"])
 
 
-def _put(db: sqlite3.Connection, rows: Sequence[tuple[str, str, str]]) -> None:
+def _put(db: Connection, rows: Sequence[tuple[str, str, str]]) -> None:
     db.executemany(
         "INSERT INTO trials (key, content, made_at) VALUES (?, ?, ?) ON CONFLICT (key) DO UPDATE "
         "SET content = excluded.content, made_at = excluded.made_at",
         rows,
     )
-    oldest = "SELECT key FROM trials ORDER BY made_at DESC, key LIMIT -1 OFFSET ?"
+    oldest = f"SELECT key FROM trials ORDER BY made_at DESC, key LIMIT {NO_LIMIT} OFFSET ?"
     db.execute(f"DELETE FROM trials WHERE key IN ({oldest})", (MOST_TRIALS,))
 
 

@@ -6,10 +6,10 @@ A curve has a summary of all its points, each chunk one of its own, and then the
 from __future__ import annotations
 
 import math
-import sqlite3
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from ugro.store.connection import Connection, Row
 from ugro.telemetry import bins as binning
 from ugro.telemetry.bins import Bins
 from ugro.telemetry.figures import last_finite
@@ -70,7 +70,7 @@ class KeySummary:
     last_value: float | None  # the last finite one; None: there is none
 
 
-def read_curves(db: sqlite3.Connection, wanted: Wanted) -> list[Curve]:
+def read_curves(db: Connection, wanted: Wanted) -> list[Curve]:
     rows = list(_series(db, wanted, "summary"))[:MOST_SERIES]
     if not rows:
         return []
@@ -82,11 +82,11 @@ def read_curves(db: sqlite3.Connection, wanted: Wanted) -> list[Curve]:
     return [reading.curve(row) for row in rows]
 
 
-def read_keys(db: sqlite3.Connection, wanted: Wanted) -> list[KeySummary]:
+def read_keys(db: Connection, wanted: Wanted) -> list[KeySummary]:
     return [_key_summary(row) for row in _series(db, wanted)]
 
 
-def read_raw(db: sqlite3.Connection, wanted: Wanted) -> dict[SeriesKey, Points]:
+def read_raw(db: Connection, wanted: Wanted) -> dict[SeriesKey, Points]:
     """Every point, in the order of steps."""
     found = {}
     for row in _series(db, wanted):
@@ -97,17 +97,17 @@ def read_raw(db: sqlite3.Connection, wanted: Wanted) -> dict[SeriesKey, Points]:
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    db: sqlite3.Connection
+    db: Connection
     low: int
     high: int
     width: int
     is_exact: bool
 
-    def curve(self, row: sqlite3.Row) -> Curve:
+    def curve(self, row: Row) -> Curve:
         whole = binning.together(self._parts(row), self.width)
         return _curve(row, self._within(whole))
 
-    def _parts(self, row: sqlite3.Row) -> Iterator[Bins]:
+    def _parts(self, row: Row) -> Iterator[Bins]:
         summary = binning.unpack(row["summary"]) if row["summary"] else None
         if summary is None:
             yield from self._chunks(row["id"], "")
@@ -145,7 +145,7 @@ class _Reading:
         )  # fmt: skip
 
 
-def _series(db: sqlite3.Connection, wanted: Wanted, more: str = "NULL") -> Iterator[sqlite3.Row]:
+def _series(db: Connection, wanted: Wanted, more: str = "NULL") -> Iterator[Row]:
     clauses, values = [], []
     for column, value in (("attempt", wanted.attempt), ("rank", wanted.rank)):
         if value is not None:
@@ -162,14 +162,14 @@ def _series(db: sqlite3.Connection, wanted: Wanted, more: str = "NULL") -> Itera
         yield from db.execute(query, (owner, *values, *wanted.keys))
 
 
-def _key_summary(row: sqlite3.Row) -> KeySummary:
+def _key_summary(row: Row) -> KeySummary:
     return KeySummary(
         row["owner"], row["attempt"], row["rank"], row["key"], row["count"], row["step_min"], row["step_max"],
         row["last_time_ms"] / 1000, last_finite(row),
     )  # fmt: skip
 
 
-def _curve(row: sqlite3.Row, bins: Bins) -> Curve:
+def _curve(row: Row, bins: Bins) -> Curve:
     width = bins.width
     is_plain = all(bins.counts)
     lows: Sequence[float | None] = bins.lows.tolist()

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-import sqlite3
 from collections.abc import Iterable, Sequence
 
 from ugro.core.experiment import Figure
 from ugro.core.metrics import INTERNAL
+from ugro.store.connection import Connection, Row
 from ugro.telemetry import bins as binning
 from ugro.telemetry.series import read_points
 
@@ -20,13 +20,13 @@ _CHOSEN = "count > 0" + "".join(f" AND substr(key, 1, {len(one)}) <> '{one}'" fo
 
 
 def read_figures(
-    db: sqlite3.Connection, owners: Sequence[str] | None, attempt: int | None = None
+    db: Connection, owners: Sequence[str] | None, attempt: int | None = None
 ) -> dict[str, dict[str, Figure]]:
     """By owner and key: of the newest attempt and the first rank that have it; no later attempt than the given one.
 
     ``None``: of all jobs.
     """
-    found: dict[str, dict[str, tuple[tuple[int, int], sqlite3.Row]]] = {}
+    found: dict[str, dict[str, tuple[tuple[int, int], Row]]] = {}
     for row in _rows(db, owners):
         if attempt is not None and row["attempt"] > attempt:
             continue
@@ -38,7 +38,7 @@ def read_figures(
     return {owner: {key: _figure(db, row) for key, (_, row) in sorted(keys.items())} for owner, keys in found.items()}
 
 
-def _rows(db: sqlite3.Connection, owners: Sequence[str] | None) -> Iterable[sqlite3.Row]:
+def _rows(db: Connection, owners: Sequence[str] | None) -> Iterable[Row]:
     if owners is None:
         yield from db.execute(f"SELECT {_COLUMNS} FROM series WHERE owner >= 'job/' AND owner < 'job0' AND {_CHOSEN}")
         return
@@ -46,20 +46,20 @@ def _rows(db: sqlite3.Connection, owners: Sequence[str] | None) -> Iterable[sqli
         yield from db.execute(f"SELECT {_COLUMNS} FROM series WHERE owner = ? AND {_CHOSEN}", (owner,))
 
 
-def _figure(db: sqlite3.Connection, row: sqlite3.Row) -> Figure:
+def _figure(db: Connection, row: Row) -> Figure:
     least, most, steps = row["value_min"], row["value_max"], (row["min_step"], row["max_step"])
     if least is None:
         (least, most), steps = _bounds(db, row["id"]), (None, None)
     return Figure(last_finite(row), least, most, row["last_step"], row["count"], *steps, row["odd_step"])
 
 
-def last_finite(row: sqlite3.Row) -> float | None:
+def last_finite(row: Row) -> float | None:
     """What ``last`` means everywhere: the last finite value that was written."""
     last = row["finite_value"] if row["finite_value"] is not None else row["last_value"]  # of an older version
     return last if last is not None and math.isfinite(last) else None
 
 
-def _bounds(db: sqlite3.Connection, series: int) -> tuple[float | None, float | None]:
+def _bounds(db: Connection, series: int) -> tuple[float | None, float | None]:
     """For a curve that is older than these figures, or has no finite value."""
     row = db.execute("SELECT summary FROM series WHERE id = ?", (series,)).fetchone()
     parts = [binning.unpack(row["summary"])] if row["summary"] else []

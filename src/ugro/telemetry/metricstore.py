@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import sqlite3
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -19,6 +18,7 @@ from typing import NamedTuple, TypeVar
 
 from ugro.core.errors import Damaged
 from ugro.core.experiment import Figure
+from ugro.store.connection import Connection, Row
 from ugro.store.engine import Database, Design, Work
 from ugro.store.examine import Thoroughness
 from ugro.telemetry import series
@@ -245,7 +245,7 @@ def _put_aside(path: Path, error: Damaged) -> None:
     log.error("%s; moved to %s; metrics of jobs are read again from their files", error, aside.name)
 
 
-def _take(db: sqlite3.Connection, batch: Batch) -> None:
+def _take(db: Connection, batch: Batch) -> None:
     counts: dict[str, int] = {}
     for key, some in batch.points.items():
         origin = batch.origins.get(key, 0)
@@ -264,7 +264,7 @@ def _take(db: sqlite3.Connection, batch: Batch) -> None:
         write_parameters(db, owner, given)
 
 
-def _has_room(db: sqlite3.Connection, key: SeriesKey, counts: dict[str, int]) -> bool:
+def _has_room(db: Connection, key: SeriesKey, counts: dict[str, int]) -> bool:
     """Bounds what a file with a million names can add."""
     if key.owner not in counts:
         counts[key.owner] = series.count_found(db, key.owner)
@@ -282,12 +282,12 @@ def _after(points: Points, step: int | None) -> Points:
     return Points(*([column[at] for at in new] for column in columns))  # type: ignore[arg-type]
 
 
-def _start_again(db: sqlite3.Connection, source: Source) -> None:
+def _start_again(db: Connection, source: Source) -> None:
     _delete(db, db.execute("SELECT id FROM series WHERE owner = ? AND attempt = ?", source[:2]).fetchall())
     db.execute("DELETE FROM source WHERE owner = ? AND attempt = ?", source[:2])
 
 
-def _forget(db: sqlite3.Connection, kind: str, before: float) -> list[str]:
+def _forget(db: Connection, kind: str, before: float) -> list[str]:
     """Removes the beginning of a node's curves, and old jobs as a whole; how far their files were read is kept."""
     forgotten = []
     for owner, last_ms in series.owners_by_age(db, kind):
@@ -299,14 +299,14 @@ def _forget(db: sqlite3.Connection, kind: str, before: float) -> list[str]:
     return forgotten
 
 
-def _forget_owners(db: sqlite3.Connection, owners: Sequence[str]) -> None:
+def _forget_owners(db: Connection, owners: Sequence[str]) -> None:
     for owner in owners:
         _delete(db, db.execute("SELECT id FROM series WHERE owner = ?", (owner,)).fetchall())
         for table in ("source", "parameter"):
             db.execute(f"DELETE FROM {table} WHERE owner = ?", (owner,))
 
 
-def _drop_oldest_points(db: sqlite3.Connection) -> str | None:
+def _drop_oldest_points(db: Connection) -> str | None:
     """Removes the points of the job with the oldest last point; the summaries of its curves stay."""
     for owner, _ in series.owners_by_age(db, JOB):
         numbers = db.execute(
@@ -319,13 +319,13 @@ def _drop_oldest_points(db: sqlite3.Connection) -> str | None:
     return None
 
 
-def _delete(db: sqlite3.Connection, rows: Iterable[sqlite3.Row]) -> None:
+def _delete(db: Connection, rows: Iterable[Row]) -> None:
     numbers: Sequence[tuple[int]] = [(row["id"],) for row in rows]
     db.executemany("DELETE FROM chunk WHERE series = ?", numbers)
     db.executemany("DELETE FROM series WHERE id = ?", numbers)
 
 
-def _size_bytes(db: sqlite3.Connection) -> int:
+def _size_bytes(db: Connection) -> int:
     """The size of the used pages; free pages are used again."""
     names = ("page_count", "freelist_count", "page_size")
     pages, free, size = (db.execute(f"PRAGMA {name}").fetchone()[0] for name in names)

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
 
 from ugro.core.support.secret import is_secret
+from ugro.store.connection import Connection, Row
 
 _MOST = 200  # of one job
 
 
-def write_parameters(db: sqlite3.Connection, owner: str, given: Mapping[str, str]) -> None:
+def write_parameters(db: Connection, owner: str, given: Mapping[str, str]) -> None:
     """Those that look secret are left out."""
     known = {row["name"] for row in db.execute("SELECT name FROM parameter WHERE owner = ?", (owner,))}
     room = _MOST - len(known)
@@ -22,7 +22,7 @@ def write_parameters(db: sqlite3.Connection, owner: str, given: Mapping[str, str
             db.execute("INSERT OR REPLACE INTO parameter (owner, name, value) VALUES (?, ?, ?)", (owner, name, value))
 
 
-def read_parameters(db: sqlite3.Connection, owners: Sequence[str] | None) -> dict[str, dict[str, str]]:
+def read_parameters(db: Connection, owners: Sequence[str] | None) -> dict[str, dict[str, str]]:
     """By owner and name. ``None``: of all jobs."""
     found: dict[str, dict[str, str]] = {}
     for row in _rows(db, owners):
@@ -30,7 +30,7 @@ def read_parameters(db: sqlite3.Connection, owners: Sequence[str] | None) -> dic
     return found
 
 
-def _rows(db: sqlite3.Connection, owners: Sequence[str] | None) -> Iterable[sqlite3.Row]:
+def _rows(db: Connection, owners: Sequence[str] | None) -> Iterable[Row]:
     if owners is None:
         yield from db.execute("SELECT * FROM parameter ORDER BY owner, name")
     for owner in owners or ():

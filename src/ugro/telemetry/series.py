@@ -7,11 +7,11 @@ summarised, and counted into their curve's summary.
 from __future__ import annotations
 
 import math
-import sqlite3
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from ugro.store.connection import Connection, Row
 from ugro.telemetry import bins as binning
 from ugro.telemetry.bins import Bins
 from ugro.telemetry.columns import pack_real, pack_whole, unpack_real, unpack_whole
@@ -61,7 +61,7 @@ class Points:
         return binning.of_points(self.steps, self.times_ms, self.values, width)
 
 
-def append(db: sqlite3.Connection, key: SeriesKey, points: Points, origin: int = 0) -> None:
+def append(db: Connection, key: SeriesKey, points: Points, origin: int = 0) -> None:
     """Of several origins with the same name, only the one with the smallest number is kept."""
     if not points:
         return
@@ -89,7 +89,7 @@ def append(db: sqlite3.Connection, key: SeriesKey, points: Points, origin: int =
     db.execute("UPDATE series SET loose = ?, loose_chunks = ? WHERE id = ?", (loose, loose_chunks, number))
 
 
-def seal(db: sqlite3.Connection, owner: str) -> None:
+def seal(db: Connection, owner: str) -> None:
     """The owner is complete: its curves are compacted for fast reading."""
     for row in db.execute("SELECT id FROM series WHERE owner = ? AND loose_chunks > 0", (owner,)).fetchall():
         loose = take_loose(db, row["id"])
@@ -97,13 +97,13 @@ def seal(db: sqlite3.Connection, owner: str) -> None:
         db.execute("UPDATE series SET loose = 0, loose_chunks = 0 WHERE id = ?", (row["id"],))
 
 
-def take_loose(db: sqlite3.Connection, series: int) -> Points:
+def take_loose(db: Connection, series: int) -> Points:
     points = read_points(db.execute("SELECT * FROM chunk WHERE series = ? AND is_sealed = 0 ORDER BY id", (series,)))
     db.execute("DELETE FROM chunk WHERE series = ? AND is_sealed = 0", (series,))
     return points
 
 
-def read_points(rows: Iterable[sqlite3.Row]) -> Points:
+def read_points(rows: Iterable[Row]) -> Points:
     points = Points()
     for row in rows:
         points.steps += unpack_whole(row["steps"])
@@ -112,7 +112,7 @@ def read_points(rows: Iterable[sqlite3.Row]) -> Points:
     return points
 
 
-def forget_before(db: sqlite3.Connection, owner: str, step: int) -> None:
+def forget_before(db: Connection, owner: str, step: int) -> None:
     """Drops chunks that end before that step, and rebuilds the summaries."""
     query = (
         "SELECT DISTINCT series FROM chunk JOIN series ON series.id = chunk.series "
@@ -124,7 +124,7 @@ def forget_before(db: sqlite3.Connection, owner: str, step: int) -> None:
         _summarise_again(db, number)
 
 
-def _summarise_again(db: sqlite3.Connection, number: int) -> None:
+def _summarise_again(db: Connection, number: int) -> None:
     rows = db.execute("SELECT * FROM chunk WHERE series = ?", (number,)).fetchall()
     sealed = [row for row in rows if row["is_sealed"]]
     parts = [binning.unpack(row["bins"]) if row["bins"] else read_points([row]).bins(1) for row in sealed]
@@ -142,16 +142,16 @@ def _summarise_again(db: sqlite3.Connection, number: int) -> None:
     )
 
 
-def count_found(db: sqlite3.Connection, owner: str) -> int:
+def count_found(db: Connection, owner: str) -> int:
     """How many curves come from files of other libraries."""
     return int(db.execute("SELECT COUNT(*) FROM series WHERE owner = ? AND origin > 0", (owner,)).fetchone()[0])
 
 
-def has(db: sqlite3.Connection, key: SeriesKey) -> bool:
+def has(db: Connection, key: SeriesKey) -> bool:
     return db.execute(f"SELECT 1 FROM series WHERE {_PLACE}", _place(key)).fetchone() is not None
 
 
-def last_step(db: sqlite3.Connection, key: SeriesKey, origin: int) -> int | None:
+def last_step(db: Connection, key: SeriesKey, origin: int) -> int | None:
     """The largest step of a curve of that origin."""
     query = f"SELECT step_max FROM series WHERE {_PLACE} AND origin = ?"
     row = db.execute(query, (*_place(key), origin)).fetchone()
@@ -165,18 +165,17 @@ def _place(key: SeriesKey) -> tuple[str, str, int, int]:
     return key.owner, key.key, key.attempt, key.rank
 
 
-def _series(db: sqlite3.Connection, key: SeriesKey, origin: int) -> tuple[int, int, int, int]:
+def _series(db: Connection, key: SeriesKey, origin: int) -> tuple[int, int, int, int]:
     """Its number, how many points and chunks are loose, and where its points come from."""
     query = f"SELECT id, loose, loose_chunks, origin FROM series WHERE {_PLACE}"
     row = db.execute(query, _place(key)).fetchone()
     if row is not None:
         return row["id"], row["loose"], row["loose_chunks"], row["origin"]
-    insert = "INSERT INTO series (owner, key, attempt, rank, origin) VALUES (?, ?, ?, ?, ?)"
-    cursor = db.execute(insert, (*_place(key), origin))
-    return int(cursor.lastrowid or 0), 0, 0, origin
+    insert = "INSERT INTO series (owner, key, attempt, rank, origin) VALUES (?, ?, ?, ?, ?) RETURNING id"
+    return int(db.execute(insert, (*_place(key), origin)).fetchone()["id"]), 0, 0, origin
 
 
-def _note_points(db: sqlite3.Connection, number: int, points: Points) -> None:
+def _note_points(db: Connection, number: int, points: Points) -> None:
     """What tables of jobs show: they read no points."""
     finite = _finite(points.values)
     least, most = min(finite, default=None), max(finite, default=None)
@@ -226,7 +225,7 @@ def _finite(values: Sequence[float]) -> Sequence[float]:
     return [value for value in values if math.isfinite(value)]
 
 
-def _seal(db: sqlite3.Connection, number: int, points: Points, end: int) -> None:
+def _seal(db: Connection, number: int, points: Points, end: int) -> None:
     """The first ``end`` points."""
     parts = _sealed_so_far(db, number)
     for begin in range(0, end, CHUNK):
@@ -241,7 +240,7 @@ def _seal(db: sqlite3.Connection, number: int, points: Points, end: int) -> None
         db.execute("UPDATE series SET summary = ? WHERE id = ?", (summary.pack(), number))
 
 
-def _sealed_so_far(db: sqlite3.Connection, number: int) -> list[Bins]:
+def _sealed_so_far(db: Connection, number: int) -> list[Bins]:
     row = db.execute("SELECT summary FROM series WHERE id = ?", (number,)).fetchone()
     if row["summary"]:
         return [binning.unpack(row["summary"])]
@@ -249,7 +248,7 @@ def _sealed_so_far(db: sqlite3.Connection, number: int) -> list[Bins]:
     return [read_points([chunk]).bins(1) for chunk in few]
 
 
-def _insert(db: sqlite3.Connection, series: int, points: Points, *, is_sealed: bool = False) -> None:
+def _insert(db: Connection, series: int, points: Points, *, is_sealed: bool = False) -> None:
     low, high = min(points.steps), max(points.steps)
     summary = None
     if is_sealed and len(points) > MOST_SUMMARY_BINS:
@@ -268,7 +267,7 @@ def _bounded(summary: Bins) -> Bins:
     return summary
 
 
-def owners_by_age(db: sqlite3.Connection, kind: str) -> Sequence[tuple[str, int]]:
+def owners_by_age(db: Connection, kind: str) -> Sequence[tuple[str, int]]:
     """Owners with that prefix and the time of their last point, the oldest first."""
     query = (
         "SELECT owner, MAX(last_time_ms) AS last FROM series WHERE owner >= ? AND owner < ? "

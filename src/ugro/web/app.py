@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Scope
 
 from ugro.agent.agent import Agent
 from ugro.agent.api.access_rules import PAGES
-from ugro.agent.api.app import http_status
+from ugro.agent.api.app import http_status, refuse_without_store
 from ugro.agent.api.audit_trail import AuditTrail
 from ugro.agent.api.gate import CALLER, Gate, who
 from ugro.core.errors import NotFound, UgroError, UsageError
@@ -35,6 +35,8 @@ from ugro.web.pages.usage import add_usage_pages
 from ugro.web.site import STATIC, Site
 from ugro.web.tokens import COOKIE_LIFETIME_S
 
+_WITHOUT_STORE = ("/login", "/logout")
+
 
 def create_web(agent: Agent, api: ASGIApp, access: AccessSettings) -> ASGIApp:
     site = Site(agent)
@@ -48,8 +50,12 @@ def _is_stranger(scope: Scope) -> bool:
 
 
 def create_pages(site: Site, api: ASGIApp, access: AccessSettings) -> FastAPI:
-    gate = Depends(Gate(site.agent, PAGES).check)
-    app = FastAPI(title="UGRO", docs_url=None, redoc_url=None, openapi_url=None, dependencies=[gate])
+    async def look_first(request: Request) -> None:
+        if request.url.path not in _WITHOUT_STORE:
+            refuse_without_store(site.agent, request.url.path)
+
+    checks = [Depends(look_first), Depends(Gate(site.agent, PAGES).check)]
+    app = FastAPI(title="UGRO", docs_url=None, redoc_url=None, openapi_url=None, dependencies=checks)
     _add_errors(app, site)
     _add_login(app, site, access)
     add_cluster_pages(app, site)

@@ -73,6 +73,8 @@ class Site:
         return HTMLResponse(page, status)
 
     async def _cursor(self) -> int:
+        if self.agent.store.away is not None:
+            return 0
         try:
             return await self.agent.store.ends.newest()
         except Damaged:  # the page says so, and needs no events

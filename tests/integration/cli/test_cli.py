@@ -176,7 +176,7 @@ AGENT_KEYS = {
     *("pid", "version", "generation", "started_at", "home", "cluster_file", "cluster_name", "nodes"),
     "cluster_found",
     *("nodes_connected", "running_commands", "config_error", "config_hint", "ignored_variables"),
-    *("state_error", "state_hint", "last_backup", "backup_problem", "safe_mode"),
+    *("state_error", "state_hint", "store", "last_backup", "backup_problem", "safe_mode"),
     *("team_socket", "team_problem", "api_url", "api_problem"),
 }
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import sqlite3
 from pathlib import Path
 from typing import Any
 
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
+from tests.rig.stores import sql, store_at
 from ugro.agent.api.audit_rules import RULES, bounded, refusal, rule_for, subject
 from ugro.agent.api.audit_trail import AuditTrail
 from ugro.agent.ops.audit import AuditLog, StrangerLimit
@@ -131,7 +131,7 @@ class Calls:
 
 def test_requests_are_recorded_with_their_outcome_and_reading_is_not(tmp_path: Path) -> None:
     async def main() -> None:
-        store = Store(tmp_path / "state.db")
+        store = store_at(tmp_path / "state.db")
         await store.open()
         call = Calls(store)
         await call("POST", "/v1/exec", body=b'{"nodes": ["a"], "argv": ["env", "HF_TOKEN=hush"]}')
@@ -154,7 +154,7 @@ def test_requests_are_recorded_with_their_outcome_and_reading_is_not(tmp_path: P
 
 def test_strangers_cannot_fill_the_log(tmp_path: Path) -> None:
     async def main() -> None:
-        store = Store(tmp_path / "state.db")
+        store = store_at(tmp_path / "state.db")
         await store.open()
         call = Calls(store)
         for _ in range(200):
@@ -183,7 +183,7 @@ def test_the_log_is_bounded_and_read_by_time_and_user(tmp_path: Path, monkeypatc
     monkeypatch.setattr(audit_store, "MOST_ENTRIES", 50)
 
     async def main() -> None:
-        store = Store(tmp_path / "state.db")
+        store = store_at(tmp_path / "state.db")
         await store.open()
         for first in range(0, 120, 40):
             await store.audit.add([entry(number) for number in range(first, first + 40)])
@@ -203,15 +203,13 @@ def test_the_log_is_bounded_and_read_by_time_and_user(tmp_path: Path, monkeypatc
 
 def test_entries_survive_a_database_that_cannot_be_written_for_a_while(tmp_path: Path) -> None:
     async def main() -> None:
-        store = Store(tmp_path / "state.db")
+        store = store_at(tmp_path / "state.db")
         await store.open()
         audit = AuditLog(store.audit)
-        with sqlite3.connect(tmp_path / "state.db") as db:
-            db.execute("ALTER TABLE audit RENAME TO elsewhere")
+        sql(tmp_path / "state.db", "ALTER TABLE audit RENAME TO elsewhere")
         audit.note(entry(1))
         await audit.flush()
-        with sqlite3.connect(tmp_path / "state.db") as db:
-            db.execute("ALTER TABLE elsewhere RENAME TO audit")
+        sql(tmp_path / "state.db", "ALTER TABLE elsewhere RENAME TO audit")
         audit.note(entry(2))
         assert [one.subject for one in await audit.newest(10, "", None)] == ["1", "2"]
         await store.close()

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.rig.stores import store_at
 from ugro.agent.support.clock import Clock
 from ugro.agent.tracking.clock_watch import ClockWatch
 from ugro.core.support import clock as machine
 from ugro.policy.lifecycle.clock import DAY_S, Jump, Memory
-from ugro.store.database import Store
 
 
 def seen_before_a_jump(by_s: float) -> Memory:
@@ -47,7 +47,7 @@ def test_removals_go_on_when_there_was_time_to_correct_the_clock() -> None:
 
 def test_the_next_agent_says_what_happened_in_between_and_still_holds_what_was_held(tmp_path: Path) -> None:
     async def life(memory: Memory | None) -> list[str]:
-        store = Store(tmp_path / "state.db")
+        store = store_at(tmp_path / "state.db")
         await store.open()
         try:
             if memory is not None:
@@ -68,7 +68,7 @@ def test_the_next_agent_says_what_happened_in_between_and_still_holds_what_was_h
 @pytest.mark.parametrize("content", ["", "{}", "[1]", '{"seen": {"wall_s": "x"}}'])
 def test_what_is_known_of_the_clock_is_not_needed(tmp_path: Path, content: str) -> None:
     async def work() -> None:
-        store = Store(tmp_path / "state.db")
+        store = store_at(tmp_path / "state.db")
         await store.open()
         try:
             query = "INSERT INTO meta (key, value) VALUES ('clock', ?)"

@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 
+from tests.rig.stores import store_at
 from ugro.agent.hooks.delivering import Courier
 from ugro.agent.hooks.service import _shown
 from ugro.config.hooks import NodeLostHook
 from ugro.core.hook import DeliveryState, HookName
-from ugro.store.database import Store
 from ugro.store.hooks import NewDelivery
 
 
 def test_calls_of_a_hook_that_is_gone_are_given_up_at_once(tmp_path: Path) -> None:
     async def work() -> None:
-        store = Store(tmp_path / "state.db")
+        store = store_at(tmp_path / "state.db")
         await store.open()
         courier = Courier(HookName.NODE_LOST, store.hooks, lambda: None, lambda: tmp_path)
         await store.hooks.add([NewDelivery(str(number), HookName.NODE_LOST, "{}") for number in range(3)])

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import sqlite3
 from collections.abc import Awaitable, Callable, Iterable
-from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
 
+from tests.rig.stores import sql, store_at
 from ugro.agent.artifacts.job_folder import delete_results
 from ugro.agent.jobs.retention import Retention
 from ugro.config.schema import Retention as Settings
@@ -92,7 +91,7 @@ class World:
 
 def run(tmp_path: Path, work: Callable[[World], Awaitable[None]]) -> None:
     async def main() -> None:
-        store, metrics = Store(tmp_path / "state.db"), MetricStore(tmp_path / "metrics.db")
+        store, metrics = store_at(tmp_path / "state.db"), MetricStore(tmp_path / "metrics.db")
         await store.open()
         await metrics.open()
         folder = tmp_path / "jobs"
@@ -420,7 +419,7 @@ def test_a_resolution_goes_when_no_job_no_node_and_no_request_needs_it(tmp_path:
 
         world.retention.kept_environments = kept
         await world.after(89)
-        assert await _resolved(world) == ["nobody's", "a job's", "a node's"]
+        assert await _resolved(world) == ["a job's", "a node's", "nobody's"]
         await world.after(91)
         assert await _resolved(world) == ["a job's", "a node's"]
         assert await envs.files("nobody's") is None
@@ -433,8 +432,7 @@ def test_a_resolution_that_was_asked_for_again_stays(tmp_path: Path) -> None:
     async def work(world: World) -> None:
         envs = world.store.python_envs
         await envs.keep_resolution("request for it", Resolution("it", "tiny==1.2"))
-        with closing(sqlite3.connect(tmp_path / "state.db")) as db, db:
-            db.execute("UPDATE resolutions SET at = '2020-01-01T00:00:00+00:00'")
+        sql(tmp_path / "state.db", "UPDATE resolutions SET at = '2020-01-01T00:00:00+00:00'")
         assert await envs.has_unused(world.now.at)
         assert await envs.resolution("request for it") is not None
         await world.after(89)
@@ -457,5 +455,5 @@ def test_while_a_job_waits_what_was_resolved_for_it_stays(tmp_path: Path) -> Non
 
 
 async def _resolved(world: World) -> list[str]:
-    with closing(sqlite3.connect(world.folder.parent / "state.db")) as db:
-        return [name for (name,) in db.execute("SELECT name FROM resolutions ORDER BY rowid")]
+    rows = sql(world.folder.parent / "state.db", "SELECT name FROM resolutions ORDER BY request")
+    return [name for (name,) in rows]

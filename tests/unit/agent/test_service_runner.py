@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.rig.stores import store_at
 from tests.unit.policy.serving.places import job, ready, service
 from ugro.agent.services.runner import Runner
 from ugro.core.door import Door
@@ -75,7 +76,7 @@ class Cluster:
 
 def looking(folder: Path, made: Service, test: Callable[[Cluster, Runner], Coroutine[Any, Any, None]]) -> None:
     async def run() -> None:
-        store = Store(folder / "state.db")
+        store = store_at(folder / "state.db")
         await store.open()
         try:
             cluster = Cluster(store)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.rig.stores import store_at
 from tests.unit.policy.ray.clusters import cluster
 from tests.unit.policy.serving.places import service
 from ugro.agent.jobs.submission import Submit
@@ -14,7 +15,6 @@ from ugro.agent.services.creation import Prepared, ServiceRequest
 from ugro.agent.services.ray_place import RayPlaces
 from ugro.agent.services.service import Services
 from ugro.core.errors import NotAllowed
-from ugro.store.database import Store
 
 
 class Nobody:
@@ -34,7 +34,7 @@ class Nobody:
 
 def test_two_services_do_not_get_one_port_although_neither_listens_yet(tmp_path: Path) -> None:
     async def run() -> None:
-        store = Store(tmp_path / "state.db")
+        store = store_at(tmp_path / "state.db")
         await store.open()
         try:
             nobody: Any = Nobody()
@@ -50,7 +50,7 @@ def test_two_services_do_not_get_one_port_although_neither_listens_yet(tmp_path:
 
 def test_a_service_and_the_cluster_that_is_started_for_it_are_recorded_together_or_not_at_all(tmp_path: Path) -> None:
     async def run() -> None:
-        store = Store(tmp_path / "state.db")
+        store = store_at(tmp_path / "state.db")
         await store.open()
         try:
             made = replace(service(), request_key="one")

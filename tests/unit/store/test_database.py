@@ -15,6 +15,7 @@ from typing import TypeVar
 
 import pytest
 
+from tests.rig.stores import store_at, where
 from ugro.core.errors import UgroError
 from ugro.store.database import Store
 
@@ -23,10 +24,13 @@ T = TypeVar("T")
 _DRAIN_AND_DIE = """
 import asyncio, os, signal, sys
 from pathlib import Path
+from ugro.store.address import PostgresAddress
 from ugro.store.database import Store
+from ugro.store.locate import postgres_at
 
 async def main():
-    store = Store(Path(sys.argv[1]))
+    is_url = sys.argv[1].startswith("postgresql:")
+    store = Store(postgres_at(PostgresAddress(sys.argv[1])) if is_url else Path(sys.argv[1]))
     await store.open()
     await store.next_generation()
     await store.drain("gpu1", "fan is loud")
@@ -43,7 +47,7 @@ def file(tmp_path: Path) -> Path:
 
 def in_store(file: Path, work: Callable[[Store], Awaitable[T]]) -> T:
     async def run() -> T:
-        store = Store(file)
+        store = store_at(file)
         await store.open()
         try:
             return await work(store)
@@ -81,7 +85,7 @@ def test_any_text_can_be_a_reason(file: Path, reason: str) -> None:
 
 
 def test_what_was_acknowledged_survives_a_kill(file: Path) -> None:
-    ended = subprocess.run([sys.executable, "-c", _DRAIN_AND_DIE, str(file)], timeout=30, check=False)
+    ended = subprocess.run([sys.executable, "-c", _DRAIN_AND_DIE, where(file)], timeout=30, check=False)
     assert ended.returncode == -signal.SIGKILL
     assert in_store(file, Store.drained) == {"gpu1": "fan is loud"}
     assert in_store(file, Store.next_generation) == 2

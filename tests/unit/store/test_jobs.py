@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import sqlite3
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from tests.rig.stores import sql, store_at
 from ugro.core.errors import NotAllowed, NotFound, UgroError
 from ugro.core.job import (
     FINAL_STATES,
@@ -25,7 +25,6 @@ from ugro.core.job import (
     Sharing,
     check_move,
 )
-from ugro.store.database import Store
 from ugro.store.jobs import About, JobStore, StaleMove
 
 GPU = Placement((Share("gpu1", gpus=(0,)),))
@@ -33,7 +32,7 @@ GPU = Placement((Share("gpu1", gpus=(0,)),))
 
 def in_store(file: Path, work: Callable[[JobStore], Awaitable[None]]) -> None:
     async def run() -> None:
-        store = Store(file)
+        store = store_at(file)
         await store.open()
         try:
             await work(store.jobs)
@@ -105,7 +104,7 @@ def test_a_device_is_never_given_twice_and_is_free_again_when_its_job_has_ended(
         one = await jobs.start(one, GPU, "free")
         with pytest.raises(UgroError) as caught:
             await jobs.start(two, GPU, "free")
-        assert isinstance(caught.value.__cause__, sqlite3.IntegrityError)
+        assert type(caught.value.__cause__).__name__ in ("IntegrityError", "UniqueViolation")
         assert (await jobs.get(two.id)).state is JobState.QUEUED
         one = await jobs.move(one, JobState.STOPPING, "over", ending=Ending.DONE)
         await jobs.move(one, JobState.SUCCEEDED, "done", exit_code=0)
@@ -198,8 +197,7 @@ def test_what_was_placed_where_is_known_for_every_attempt_and_how_far_numbers_go
 def test_a_job_that_cannot_be_read_is_not_one_that_was_removed(file: Path) -> None:
     async def work(jobs: JobStore) -> None:
         await jobs.start((await jobs.submit(spec(), "ann", "key")).job, GPU, "it fits")
-        with sqlite3.connect(file) as db:
-            db.execute("UPDATE jobs SET spec = '{}'")
+        sql(file, "UPDATE jobs SET spec = '{}'")
         assert (await jobs.recorded([(1, 1)])).runs[1, 1].placement is None
 
     in_store(file, work)

@@ -64,7 +64,9 @@ _HTTP_STATUS = {
     "wanted": 428,
     "unreachable": 503,
     "timed_out": 504,
+    "store_away": 503,
 }
+_WITHOUT_STORE = ("/v1/agent", "/v1/agent/stop", "/v1/cluster", "/v1/doctor", "/v1/exec", "/v1/ssh-hosts")
 Names = Annotated[list[str], Query(alias="node")]
 
 
@@ -113,7 +115,8 @@ class ExamineBody(Body):
 
 
 def create_app(agent: Agent) -> FastAPI:
-    async def look_at_the_file() -> None:
+    async def look_first(request: Request) -> None:
+        refuse_without_store(agent, request.url.path)
         # Before every request, so that a request after an edit of the cluster file uses the new one. It costs a stat.
         await agent.cluster.look_again()
 
@@ -123,7 +126,7 @@ def create_app(agent: Agent) -> FastAPI:
         docs_url=None,
         redoc_url=None,
         openapi_url=None,  # a route of our own, which states its role as all others
-        dependencies=[Depends(look_at_the_file), Depends(Gate(agent, RULES).check)],
+        dependencies=[Depends(look_first), Depends(Gate(agent, RULES).check)],
     )
     answer_errors(app)
     _add_agent_routes(app, agent)
@@ -155,6 +158,12 @@ def create_app(agent: Agent) -> FastAPI:
     add_remote_routes(app, agent.code)
     add_result_file_routes(app, agent.jobs, agent.results)
     return app
+
+
+def refuse_without_store(agent: Agent, path: str) -> None:
+    """A request would wait until the store is back. What says so, and what stops the agent, needs none."""
+    if (away := agent.store.away) is not None and path not in _WITHOUT_STORE:
+        raise away
 
 
 def _add_agent_routes(app: FastAPI, agent: Agent) -> None:

@@ -15,6 +15,7 @@ from ugro.core.support.state_dir import StateDir
 from ugro.policy.lifecycle.backups import has_room
 from ugro.policy.wording import count_of, in_words
 from ugro.store import backup
+from ugro.store.address import read_address
 from ugro.store.backup_folder import BackupFolder
 from ugro.store.database import Store
 from ugro.store.engine import Design, newest_schema
@@ -32,6 +33,7 @@ class Backups:
     def __init__(self, home: StateDir, store: Store) -> None:
         self._home = home
         self._store = store
+        self._source = read_address(home) or home.database
         self._folder = BackupFolder(home.backups)
         self._changes = -1  # of the store, when the last backup was made
         self._is_ending = False
@@ -45,7 +47,7 @@ class Backups:
     def before_use(self, found: Examined) -> None:
         """Called before anything is written. Raises if the state is missing though there was one."""
         if found.schema == 0:
-            refuse_if_missing(self._home)
+            refuse_if_missing(self._home, self._store.name)
         elif found.schema < newest_schema(Design().migrations):
             log.info("the state is about to be changed from schema %d, and is saved first", found.schema)
             self._make(found.schema)
@@ -80,7 +82,7 @@ class Backups:
         try:
             self._check_room()
             target = self._folder.next_path(schema, time.time())
-            self.last = backup.make(self._home.database, target, self._home.identity, lambda: not self._is_ending)
+            self.last = backup.make(self._source, target, self._home.identity, lambda: not self._is_ending)
             self._folder.tidy(time.time() if self.may_remove() else None)
         except Damaged as error:
             self._store.refuse(error.message.partition(" is damaged: ")[2])
@@ -95,11 +97,17 @@ class Backups:
 
     def _check_room(self) -> None:
         self._folder.path.mkdir(mode=0o700, exist_ok=True)
-        if not has_room(self._home.database.stat().st_size, backup.free_bytes(self._folder.path)):
+        if not has_room(self._size_bytes(), backup.free_bytes(self._folder.path)):
             raise UgroError(f"the disk of {self._folder.path} is nearly full")
 
 
-def refuse_if_missing(home: StateDir) -> None:
+    def _size_bytes(self) -> int:
+        if isinstance(self._source, Path):
+            return self._source.stat().st_size
+        return next((file.bytes for file in self._folder.files()), 0)
+
+
+def refuse_if_missing(home: StateDir, name: str = "") -> None:
     folder = BackupFolder(home.backups)
     aside = [path for path in home.path.glob(f"{home.database.name}.before-restore-*") if path.name.endswith("Z")]
     found = (
@@ -110,7 +118,7 @@ def refuse_if_missing(home: StateDir) -> None:
     )
     facts = [f"{int(number)} {one if number == 1 else many}" for number, one, many in found if number]
     if facts:
-        problem = f"{home.database} is missing or empty, but the folder has {in_words(facts)}"
+        problem = f"{name or home.database} is missing or empty, but the folder has {in_words(facts)}"
         raise Damaged(problem, hint=advice(folder))
 
 

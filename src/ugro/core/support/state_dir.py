@@ -90,6 +90,11 @@ class StateDir:
         return self.path / "state.db"
 
     @property
+    def store(self) -> Path:
+        """Names the database that is used instead of that file, if there is one."""
+        return self.path / "store.yaml"
+
+    @property
     def backups(self) -> Path:
         """Copies of the state that the agent makes."""
         return self.path / "backups"
