@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Sequence
 
 from ugro.core.errors import NotAllowed
 from ugro.core.identity import ApiToken, Role
+from ugro.store.connection import Connection, Row
 from ugro.store.engine import Database
 
 MOST_VALID = 1000  # of all users
@@ -37,7 +37,7 @@ class TokenStore:
         await self._database.run(lambda db: db.executemany("DELETE FROM tokens WHERE id = ?", [(n,) for n in numbers]))
 
 
-def _add(db: sqlite3.Connection, new: ApiToken, digest: str) -> ApiToken:
+def _add(db: Connection, new: ApiToken, digest: str) -> ApiToken:
     valid = "revoked_at IS NULL AND expires_at > ?"
     named = f"SELECT 1 FROM tokens WHERE user_name = ? AND name = ? AND {valid}"
     if db.execute(named, (new.user, new.name, new.created_at)).fetchone() is not None:
@@ -47,14 +47,15 @@ def _add(db: sqlite3.Connection, new: ApiToken, digest: str) -> ApiToken:
     count = db.execute(f"SELECT COUNT(*) AS count FROM tokens WHERE {valid}", (new.created_at,)).fetchone()["count"]
     if count >= MOST_VALID:
         raise NotAllowed(f"there are {count} valid tokens, which is the most", hint="revoke some: ugro token ls")
-    cursor = db.execute(
-        "INSERT INTO tokens (name, user_name, role, hash, created_at, expires_at) VALUES (?, ?, ?, ?, ?, ?)",
+    row = db.execute(
+        "INSERT INTO tokens (name, user_name, role, hash, created_at, expires_at) "
+        "VALUES (?, ?, ?, ?, ?, ?) RETURNING *",
         (new.name, new.user, new.role, digest, new.created_at, new.expires_at),
-    )
-    return _token(db.execute("SELECT * FROM tokens WHERE id = ?", (int(cursor.lastrowid or 0),)).fetchone())
+    ).fetchone()
+    return _token(row)
 
 
-def _token(row: sqlite3.Row) -> ApiToken:
+def _token(row: Row) -> ApiToken:
     return ApiToken(
         id=row["id"],
         name=row["name"],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -11,6 +10,7 @@ from ugro.core.quota import HOUR_S
 from ugro.core.support import clock
 from ugro.core.support.moment import Instant, unix_seconds
 from ugro.core.usage import Held, attempt_hours, gpu_part
+from ugro.store.connection import Connection
 from ugro.store.engine import Database
 
 _ADD = (
@@ -62,7 +62,7 @@ class UsageStore:
     async def totals(self, since_hour: int = 0) -> dict[str, Totals]:
         """By user."""
         query = (
-            "SELECT user_name, SUM(gpu_s), SUM(cpu_s), SUM(jobs), SUM(joules) FROM usage_hours "
+            "SELECT user_name, SUM(gpu_s), SUM(cpu_s), CAST(SUM(jobs) AS BIGINT), SUM(joules) FROM usage_hours "
             "WHERE hour >= ? GROUP BY user_name"
         )
         return await self._database.run(
@@ -74,7 +74,7 @@ class UsageStore:
         await self._database.run(lambda db: _note_energy(db, joules.items()), counts=False)
 
 
-def charge(db: sqlite3.Connection, job: Job, ended: Instant) -> None:
+def charge(db: Connection, job: Job, ended: Instant) -> None:
     """In the transaction in which an attempt ends: what it held counts for its user."""
     if job.placement is None:
         return
@@ -88,7 +88,7 @@ def charge(db: sqlite3.Connection, job: Job, ended: Instant) -> None:
         db.execute(_ADD, (job.user, *part, int(is_new), 0.0))
 
 
-def _note_energy(db: sqlite3.Connection, joules: Iterable[tuple[int, float]]) -> None:
+def _note_energy(db: Connection, joules: Iterable[tuple[int, float]]) -> None:
     query = (
         "SELECT j.user_name, j.ended_at, COALESCE(e.joules, 0.0) FROM jobs j "
         "LEFT JOIN job_energy e ON e.job = j.id WHERE j.id = ?"

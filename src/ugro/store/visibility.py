@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import sqlite3
 from collections.abc import Collection
 
 from ugro.core.errors import NotFound
 from ugro.core.job import Job
+from ugro.store.connection import Connection
 from ugro.store.engine import Database
 from ugro.store.job_rows import job_of
 
@@ -29,11 +29,12 @@ class VisibilityStore:
         return await self._database.run(lambda db: frozenset(row["id"] for row in db.execute(query, (viewer,))))
 
 
-def _find(db: sqlite3.Connection, word: str, viewer: str, without: Collection[int]) -> Job:
+def _find(db: Connection, word: str, viewer: str, without: Collection[int]) -> Job:
     where, values = VISIBLE, tuple[object, ...]((viewer,))
     if word != "last":
-        where += f" AND name = ? AND id NOT IN ({','.join('?' * len(without))})"
-        values += (word, *without)
+        where, values = f"{where} AND name = ?", (*values, word)
+    if word != "last" and without:
+        where, values = f"{where} AND id NOT IN ({','.join('?' * len(without))})", (*values, *without)
     row = db.execute(f"SELECT * FROM jobs WHERE {where} ORDER BY id DESC LIMIT 1", values).fetchone()
     if row is None:
         raise NotFound(f"there is no job {word!r}", hint="see: ugro status")

@@ -138,15 +138,7 @@ def create_app(agent: Agent) -> FastAPI:
     add_code_routes(app, agent)
     add_environment_routes(app, agent)
     add_ray_cluster_routes(app, agent)
-    add_job_routes(app, agent.jobs)
-    add_job_streams(app, agent.jobs)
-    add_result_routes(app, agent.jobs, agent.results)
-    add_note_routes(app, agent.jobs, agent.store.notes)
-    add_profile_routes(app, agent.jobs, agent.profiling)
-    add_planning_routes(app, agent.planning)
-    add_recipe_routes(app, agent.recipes)
-    add_sweep_routes(app, agent.sweeps)
-    add_service_routes(app, agent.services)
+    _add_all_job_routes(app, agent)
     add_watch_routes(app, agent)
     add_audit_routes(app, agent.audit)
     add_identity_routes(app, agent)
@@ -156,8 +148,20 @@ def create_app(agent: Agent) -> FastAPI:
     add_hook_routes(app, agent.hooks)
     add_usage_routes(app, agent.usage)
     add_remote_routes(app, agent.code)
-    add_result_file_routes(app, agent.jobs, agent.results)
     return app
+
+
+def _add_all_job_routes(app: FastAPI, agent: Agent) -> None:
+    add_job_routes(app, agent.jobs)
+    add_job_streams(app, agent.jobs)
+    add_result_routes(app, agent.jobs, agent.results)
+    add_result_file_routes(app, agent.jobs, agent.results)
+    add_note_routes(app, agent.jobs, agent.store.notes)
+    add_profile_routes(app, agent.jobs, agent.profiling)
+    add_planning_routes(app, agent.planning)
+    add_recipe_routes(app, agent.recipes)
+    add_sweep_routes(app, agent.sweeps)
+    add_service_routes(app, agent.services)
 
 
 def refuse_without_store(agent: Agent, path: str) -> None:
