@@ -20,6 +20,7 @@ from ugro.core.cluster_file import ServedFile
 from ugro.core.identity import Caller, Role
 from ugro.core.support.state_dir import StateDir
 
+_ANSWER_S = 60
 MEMBER = "daemon"  # a user and a group that every Debian has; nobody logs in as it
 CLUSTER = f"""\
 nodes: {{here: {{transport: local}}}}
@@ -97,7 +98,8 @@ async def ask(
             is_answered.set()
 
     # As a server does: in a task of its own, which alone knows the caller.
-    await asyncio.create_task(_run(app, scope, receive, send), name=f"{method} {path}")
+    async with asyncio.timeout(_ANSWER_S):  # a stream that nobody should have got would not end
+        await asyncio.create_task(_run(app, scope, receive, send), name=f"{method} {path}")
     found = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
     return Answer(sent[0]["status"], found, b"".join(message.get("body", b"") for message in sent[1:]))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,12 @@ from fastapi import FastAPI
 
 from tests.rig.identity import CLUSTER, MEMBER, Answer, ask, person, running_agent, signed_in
 from ugro.core.identity import Caller, Role
+from ugro.core.job import JobSpec
+from ugro.core.ray_cluster import ClusterWish, Head, RayCluster
+from ugro.core.service import DoorPlace, Revision, Service, ServiceSpec
+from ugro.core.support.codec import dumps
+from ugro.core.sweep import Budget
+from ugro.store.sweeps import NewSweep
 from ugro.web.access import AccessSettings
 from ugro.web.app import create_web
 from ugro.web.tokens import Tokens as DashboardTokens
@@ -119,6 +126,42 @@ def test_values_of_an_environment_are_for_their_owner_alone(tmp_path: Path) -> N
                     assert b"hush" not in (await ask(api, "GET", path, caller=caller)).body, (path, caller)
             assert b"hush" in (await ask(api, "GET", "/v1/jobs", caller=ANN)).body
             await ask(api, "POST", "/v1/jobs/1/cancel", caller=ANN)
+
+    asyncio.run(scenario())
+
+
+def test_nobody_changes_the_sweep_service_or_ray_cluster_of_another(tmp_path: Path) -> None:
+    changes: tuple[tuple[str, str, Any], ...] = (
+        ("POST", "/v1/sweeps/mine/stop", None),
+        ("POST", "/v1/sweeps/1/resume", {}),
+        ("POST", "/v1/sweeps/last/launch", {"user": "ann", "key": "k"}),
+        ("POST", "/v1/services/chat/scale", {"replicas": 0}),
+        ("DELETE", "/v1/services/chat", None),
+        ("GET", "/v1/services/chat/keys", None),
+        ("POST", "/v1/services/chat/keys", {}),
+        ("GET", "/v1/ray-clusters/ray/access", None),
+        ("POST", "/v1/ray-clusters/-/scale", {"workers": 0}),
+        ("DELETE", "/v1/ray-clusters/-", None),
+    )
+
+    async def scenario() -> None:
+        async with running_agent(tmp_path) as (agent, api):
+            spec = JobSpec("chat", ("serve",))
+            await agent.store.sweeps.create(NewSweep("k1", "mine", "ann", "{}", dumps(spec), Budget()))
+            door, revision = DoorPlace("here", "python3", "127.0.0.1"), Revision(1, spec, "a test")
+            await agent.store.services.add(Service(0, "k", "ann", ServiceSpec("chat"), door, 1, 1, (revision,), "s"))
+            head = Head("here", "/bin/python", "10.0.0.1", 6379, 8265, "/nowhere")
+            await agent.store.ray_clusters.add(RayCluster(0, "k", "ann", ClusterWish(name="ray"), head, "hush"))
+            for method, path, body in changes:
+                found = await ask(api, method, path, caller=BOB, body=body)
+                assert refused(found), (method, path, found.body)
+                assert b"is ann's" in found.body
+            assert b"hush" in (await ask(api, "GET", "/v1/ray-clusters/ray/access", caller=ANN)).body
+            hidden = dumps(replace(spec, private=True))
+            await agent.store.sweeps.create(NewSweep("k2", "veiled", "ann", "{}", hidden, Budget()))
+            for path in ("/v1/sweeps/veiled", "/v1/sweeps/veiled/document"):
+                assert refused(await ask(api, "GET", path, caller=BOB), "not_found")
+                assert (await ask(api, "GET", "/v1/sweeps/veiled/document", caller=ANN)).status == 200
 
     asyncio.run(scenario())
 
