@@ -98,7 +98,7 @@ class MasterLink:
     def _reopened(self, old: _Ssh | None) -> _Ssh:
         why = old.mux.problem if old is not None else None
         self._say(f"the link to {self.master} broke{f' ({why})' if why else ''}; trying again")
-        deadline, pause_s = boot_clock_s() + self.patience_s, _FIRST_PAUSE_S
+        deadline, pause_s, said = boot_clock_s() + self.patience_s, _FIRST_PAUSE_S, ""
         try:
             while True:
                 try:
@@ -107,7 +107,9 @@ class MasterLink:
                 except Unreachable as error:
                     if boot_clock_s() + pause_s > deadline:
                         raise
-                    self._say(f"the link to {self.master} is not back yet: {error.message}")
+                    if error.message != said:
+                        said = error.message
+                        self._say(f"the link to {self.master} is not back yet: {said}; still trying")
                     time.sleep(pause_s)
                     pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
                 else:

@@ -45,14 +45,15 @@ def chosen_master(
     env: Mapping[str, str], home: StateDir, *, named: str | None = None, command: str | None = None
 ) -> Master | None:
     """The one that was named, or that of the environment, or the remembered one; None: this machine."""
-    remembered = recall(home)
-    name = named or env.get(MASTER_VARIABLE) or (remembered.address if remembered else LOCAL)
+    name = named or env.get(MASTER_VARIABLE) or None
     if name == LOCAL:
         return None
-    is_remembered = remembered is not None and name == remembered.address
-    command = command or env.get(COMMAND_VARIABLE) or (remembered.command if remembered and is_remembered else None)
-    config = env.get(SSH_CONFIG_VARIABLE) or (remembered.ssh_config if remembered and is_remembered else None)
-    return checked(Master(name, command, config))
+    remembered = recall(home) if name is None else _recalled(home, name)
+    if name is None and remembered is None:
+        return None
+    base = remembered or Master(name or "")
+    command = command or env.get(COMMAND_VARIABLE) or base.command
+    return checked(Master(base.address, command, env.get(SSH_CONFIG_VARIABLE) or base.ssh_config))
 
 
 def checked(master: Master) -> Master:
@@ -80,6 +81,14 @@ def recall(home: StateDir) -> Master | None:
     except (OSError, ValueError, KeyError, TypeError) as error:
         hint = "forget it: ugro logout; or use this machine: ugro --master local …"
         raise UgroError(f"{path} cannot be read: {error}", hint=hint) from error
+
+
+def _recalled(home: StateDir, name: str) -> Master | None:
+    """What is remembered of a master that was named; a memory that cannot be read does not matter then."""
+    with contextlib.suppress(UgroError):
+        known = recall(home)
+        return known if known is not None and known.address == name else None
+    return None
 
 
 def remember(home: StateDir, master: Master) -> None:

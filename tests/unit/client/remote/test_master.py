@@ -26,6 +26,7 @@ def test_the_option_wins_over_the_variable_and_that_over_the_login(tmp_path: Pat
     assert chosen_master({"UGRO_MASTER": "b"}, home, named="c", command="/u") == Master("c", "/u")
     assert chosen_master({"UGRO_MASTER": "b"}, home, named="local") is None
     assert chosen_master({"UGRO_MASTER": "local"}, home) is None
+    assert chosen_master({"UGRO_MASTER": ""}, home) == Master("ann@a", "/opt/ugro")
     assert (tmp_path / "master.json").stat().st_mode & 0o777 == 0o600
     assert forget(home) == Master("ann@a", "/opt/ugro")
     assert (recall(home), forget(home)) == (None, None)
@@ -44,6 +45,8 @@ def test_a_damaged_memory_is_one_clear_error(tmp_path: Path) -> None:
     with pytest.raises(UgroError, match="cannot be read") as error:
         chosen_master({}, StateDir(tmp_path))
     assert "ugro logout" in (error.value.hint or "")
+    assert chosen_master({}, StateDir(tmp_path), named="local") is None
+    assert chosen_master({}, StateDir(tmp_path), named="b") == Master("b")
     assert forget(StateDir(tmp_path)) is None
     assert chosen_master({}, StateDir(tmp_path)) is None
 
