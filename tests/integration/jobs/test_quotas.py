@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from tests.integration.conftest import Ugro
-from tests.integration.jobs.test_jobs_cli import submitted, until_state
+from tests.integration.jobs.test_jobs_cli import job_of, submitted
 from tests.integration.sharing import commands
 from tests.rig.engine import EngineRig, gated, in_loop, is_final, running, soon
+from tests.rig.waiting import wait_until
 from ugro.agent.monitoring.usage import UsageService
 from ugro.core.job import Job, JobSpec, Resources
 from ugro.policy.scheduling.why import why
@@ -44,7 +45,7 @@ def test_a_job_above_a_quota_waits_is_explained_and_starts_when_there_is_room(ug
     gate = ugro.home / "go"
     wait = ("--", "sh", "-c", gated(gate))
     first = submitted(ugro, "run", *SHORT, *wait)
-    until_state(ugro, first, "running")
+    until_running(ugro, first)
     second, third = (submitted(ugro, "run", *SHORT, *wait) for _ in range(2))
     text = ugro("why", str(second)).stdout
     assert "quota cpus of " in text
@@ -58,7 +59,7 @@ def test_a_job_above_a_quota_waits_is_explained_and_starts_when_there_is_room(ug
     assert (refused.returncode, "2 jobs of at most 2 already in the queue" in refused.stderr) == (6, True)
     check_usage(ugro)
     allow_cores(ugro, 2)  # the agent applies the edit
-    until_state(ugro, second, "running")
+    until_running(ugro, second)
     gate.touch()
     for job in (first, second, third):
         assert ugro("wait", str(job)).returncode == 0
@@ -69,6 +70,10 @@ def test_a_job_above_a_quota_waits_is_explained_and_starts_when_there_is_room(ug
     again = only_user(ugro)
     assert (again["jobs"], again["cpu_hours"]) == (3, ended["cpu_hours"])
     assert f'ugro_usage_jobs_total{{user="{again["name"]}"}} 3' in ugro("metrics").stdout
+
+
+def until_running(ugro: Ugro, job: int) -> None:
+    wait_until(lambda: job_of(ugro, "status", str(job))["state"] == "running", 60, f"job {job} to run")
 
 
 def only_user(ugro: Ugro) -> dict[str, Any]:

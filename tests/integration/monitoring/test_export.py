@@ -137,6 +137,24 @@ def test_a_secret_that_cannot_be_read_keeps_everything(tmp_path: Path) -> None:
     asyncio.run(work())
 
 
+def test_a_spool_that_cannot_be_written_loses_no_more_than_it_says(tmp_path: Path) -> None:
+    async def work() -> None:
+        with http_receiver() as receiver:
+            (tmp_path / "spool").write_text("no folder")
+            rig = Rig(tmp_path / "spool", f"influxdb: {{url: '{receiver.url}', database: ugro}}")
+            await rig.service.take(points(0, 3))
+            figures = rig.service.figures()["influxdb"]
+            assert figures.dropped == 3
+            [said] = rig.said
+            assert "3 points were dropped: its spool cannot be written" in said
+            await rig.until(lambda: figures.problem, "the problem")
+            (tmp_path / "spool").unlink()
+            await rig.service.take(points(3, 2))
+            await rig.until(lambda: figures.sent == 2, "what comes when it is mended")
+
+    asyncio.run(work())
+
+
 def test_an_agent_sends_the_metrics_of_its_nodes_and_jobs(ugro: Ugro) -> None:
     with http_receiver() as receiver:
         ugro.cluster = ugro.home / "cluster.yaml"

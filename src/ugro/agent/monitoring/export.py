@@ -54,13 +54,21 @@ class Export:
         self._was_dropping = False
 
     async def take(self, samples: Sequence[Sample], limit: int) -> None:
+        why = "its spool is full"
         async with self._using:
             try:
                 dropped = await asyncio.to_thread(self._add, samples, limit)
             except OSError as error:  # a full disk: the metric store has them all the same
-                dropped = len(samples)
-                self.figures.problem = f"the spool cannot be written: {error.strerror}"
-        await self._note_dropped(dropped)
+                dropped, why = len(samples), f"its spool cannot be written: {error.strerror}"
+        await self._note_dropped(dropped, why)
+
+    async def send_safely(self, destination: Destination, cluster: str) -> float:
+        """As ``send``, also if its folder cannot be used now."""
+        try:
+            return await self.send(destination, cluster)
+        except OSError as error:
+            self._noted(f"export to {self.name}: its spool cannot be used: {error.strerror}")
+            return float(2 ** min(self._failures, 8))
 
     async def send(self, destination: Destination, cluster: str) -> float:
         """Sends all that waits. Returns how many pauses to make before the next try; 0: it was taken."""
@@ -93,7 +101,7 @@ class Export:
         self._failures = self._failures + 1 if problem is not None else 0
         self.figures.problem = problem
 
-    async def _note_dropped(self, count: int, why: str = "its spool is full") -> None:
+    async def _note_dropped(self, count: int, why: str) -> None:
         if not count:
             return
         self.figures.dropped += count
@@ -166,7 +174,7 @@ class ExportService:
             found = next((one for one in destinations(section) if one.name == name), None)
             pauses = 0.0
             if found is not None:
-                pauses = await self._exports[name].send(found, self._cluster())
+                pauses = await self._exports[name].send_safely(found, self._cluster())
             await asyncio.sleep(min(_LONGEST_PAUSE_S, section.interval * max(1.0, pauses)))
 
 
