@@ -192,6 +192,7 @@ class Run:
                 self._least = self._elastic_run.least = _LEAST_WITH_BATCH_NORM
         if self._local is not None:
             self._local.check(parallel, sync_batchnorm=sync_batchnorm)
+            options, compress = {}, None  # of exchanges of gradients, and there are none
         self._stepping.way = way = self._spread(parallel, model, options)
         self._stepping.model = model = way.model
         if way.unit_count < self.ranks:

@@ -6,7 +6,6 @@ That ranks of unequal speed average exactly is tested in ``test_gradients``, wit
 from __future__ import annotations
 
 import json
-import os
 import signal
 from collections import Counter
 from importlib.util import find_spec
@@ -202,7 +201,7 @@ def test_scripts_that_need_ranks_in_step_are_told(tmp_path: Path) -> None:
 import os, torch, ugro.train as ut
 from pathlib import Path
 run = ut.init()  # the launcher has chosen the mode
-model = run.wrap(torch.nn.Linear(2, 1))
+model = run.wrap(torch.nn.Linear(2, 1), compress="fp16")
 told = []
 for batch in run.loader(torch.utils.data.TensorDataset(torch.randn(64, 2)), global_batch=8):
     with run.step() as step:
@@ -220,4 +219,5 @@ Path(os.environ["RESULT"]).write_text(json.dumps(told))
     results = ranks.start([str(script)], tmp_path, 2, {"UGRO_SYNC": "local", "UGRO_ROUND_S": "0.1"}).results()
     assert all("not in the same step" in result[0] for result in results)
     assert json.loads((tmp_path / "result_0.json").read_text())
-    assert os.path.getsize(tmp_path / "output" / "metrics.jsonl")
+    [model] = ranks.metrics(tmp_path / "output" / "metrics.jsonl", "model")
+    assert model["comm_hook"] is None, "there are no gradients to compress"
