@@ -50,15 +50,20 @@ class Answer:
 @contextlib.asynccontextmanager
 async def running_agent(folder: Path, cluster: str = CLUSTER) -> AsyncGenerator[tuple[Agent, FastAPI]]:
     """It knows and decides everything, and starts no job: its engine does not run."""
-    file = folder / "cluster.yaml"
-    file.write_text(cluster)
-    agent = Agent(StateDir(folder / "home"), ServedFile(file))
+    agent = Agent(StateDir(folder / "home"), ServedFile(write_cluster(folder, cluster)))
     agent.home.path.mkdir(mode=0o700)
     await agent.start()
     try:
         yield agent, create_app(agent)
     finally:
         await agent.close()
+
+
+def write_cluster(folder: Path, text: str) -> Path:
+    """Its node keeps nothing outside the folder."""
+    file = folder / "cluster.yaml"
+    file.write_text(f"remote_root: {folder / 'grid'}\n{text}")
+    return file
 
 
 async def ask(

@@ -12,7 +12,7 @@ from fastapi import FastAPI
 from fastapi.routing import APIRoute
 from starlette.routing import BaseRoute
 
-from tests.rig.identity import CLUSTER, MEMBER, ask, bearer, person, running_agent
+from tests.rig.identity import CLUSTER, MEMBER, ask, bearer, person, running_agent, write_cluster
 from ugro.agent.agent import Agent
 from ugro.agent.api.access_rules import PAGES, RULES, Access
 from ugro.agent.ops.tokens import Tokens
@@ -91,7 +91,7 @@ def test_nobody_gets_in_without_a_credential_that_suffices(tmp_path: Path) -> No
 def test_a_token_never_exceeds_its_user(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_agent(tmp_path) as (agent, api):
-            app, file = create_api(agent, api), tmp_path / "cluster.yaml"
+            app = create_api(agent, api)
             _, secret = await agent.tokens.create(person(MEMBER, Role.ADMIN), Role.ADMIN, 3600, "all")
 
             async def role() -> object:
@@ -103,10 +103,10 @@ def test_a_token_never_exceeds_its_user(tmp_path: Path) -> None:
                 method, where = address(path)
                 found = await ask(app, method, where, headers=bearer(secret), body={})
                 assert (found.status, found.kind) == (403, "not_allowed"), "a token makes no other way in"
-            file.write_text(CLUSTER.replace("admin", "viewer"))
+            write_cluster(tmp_path, CLUSTER.replace("admin", "viewer"))
             await agent.cluster.look_again()
             assert await role() == "viewer"
-            file.write_text("nodes: {here: {transport: local}}\n")
+            write_cluster(tmp_path, "nodes: {here: {transport: local}}\n")
             await agent.cluster.look_again()
             assert await role() == "not_allowed"
 
