@@ -22,7 +22,7 @@ from ugro.remote.runs.sdk import FILE
 
 # Everything that scripts import by themselves; the other integrations need a library of their own.
 IMPORTS = "import ugro, ugro.train, ugro.train.metrics, ugro.train.integrations.journal; print(ugro.__file__)"
-MOST_BYTES = 2_000_000
+MOST_BYTES = 2_500_000
 
 
 @pytest.fixture
