@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack, overload
 
@@ -148,10 +148,8 @@ class Run:
 
     @property
     def lr_scale(self) -> float:
-        """By what Adam and those like it should multiply their learning rate: 1, or with local SGD √ranks.
-
-        A rank's own step has fewer samples, and Adam divides it by their noise, which the average takes out again.
-        """
+        """By what Adam and those like it should multiply their learning rate: 1, or with local SGD √ranks."""
+        # A rank's own step has fewer samples. Adam divides it by their noise, which the average takes out again.
         return 1.0 if self._local is None else math.sqrt(self.ranks)
 
     def advice(self) -> Advice | None:
@@ -301,15 +299,8 @@ class Run:
 
     def _announce(self) -> None:
         """Records how many steps there will be, as far as it is known."""
-        if not self.is_main or self._loader is None:
-            return
-        order, progress = self._loader.order, self.progress
-        record = {"kind": "progress", "step": progress.step, "steps_per_epoch": order.steps}
-        if self._epochs is not None:
-            steps_used = -(-progress.cursor // order.global_batch)  # of the epoch that was interrupted
-            left = (self._epochs - progress.epoch) * order.steps - steps_used
-            record |= {"epochs": self._epochs, "total_steps": progress.step + max(0, left)}
-        self._metrics.put(record)
+        if self.is_main and self._loader is not None:
+            self._metrics.put(start.steps_ahead(self.progress, self._loader.order, self._epochs))
 
     def _go_on(self) -> None:
         """Restores the random generators of as many ranks as there were."""
@@ -423,14 +414,8 @@ class Run:
     def _save(self) -> Path | None:
         states = [content.decode() for content in self._group.contents(checkpoint.random_state())]
         balancer = self._balance.balancer
-        order = self._loader.order if self._loader is not None else None
-        progress = {
-            **asdict(self.progress),
-            "global_batch": order.global_batch if order else None,
-            "is_epoch_over": order is not None and self.progress.cursor >= order.end,
-        }
         about = {
-            "progress": progress,
+            "progress": saving.position(self.progress, None if self._loader is None else self._loader.order),
             "balancer": balancer.state() if balancer else None,
             "random": states,
             "ranks": self.ranks,

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from ugro.core.errors import UgroError, UsageError
 from ugro.train import checkpoint
+from ugro.train.sampler import Order, Progress
 from ugro.train.stepping import Stepping
 
 
@@ -56,3 +57,12 @@ def load(objects: Mapping[str, Any], resumed: Mapping[str, Any], stepping: Stepp
         )
     else:
         checkpoint.load(objects, resumed["objects"])
+
+
+def position(progress: Progress, order: Order | None) -> dict[str, Any]:
+    """Where a run goes on."""
+    return {
+        **asdict(progress),
+        "global_batch": order.global_batch if order else None,
+        "is_epoch_over": order is not None and progress.cursor >= order.end,
+    }

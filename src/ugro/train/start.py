@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ugro.train.clock import CpuClock, CudaClock
+from ugro.train.sampler import Order, Progress
 from ugro.train.surroundings import Surroundings
 from ugro.train.trace import Tracer
 
@@ -56,3 +57,13 @@ def about(surroundings: Surroundings, names: list[str], device: Any) -> dict[str
         "mode": str(surroundings.mode),
         "sync": str(surroundings.sync.mode),
     }
+
+
+def steps_ahead(progress: Progress, order: Order, epochs: int | None) -> dict[str, Any]:
+    """The record of how many steps there will be."""
+    record = {"kind": "progress", "step": progress.step, "steps_per_epoch": order.steps}
+    if epochs is not None:
+        steps_used = -(-progress.cursor // order.global_batch)  # of the epoch that was interrupted
+        left = (epochs - progress.epoch) * order.steps - steps_used
+        record |= {"epochs": epochs, "total_steps": progress.step + max(0, left)}
+    return record
