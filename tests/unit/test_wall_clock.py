@@ -40,6 +40,7 @@ ALLOWED = {
     "agent/ray_cluster/service.py": SHOWN,
     "agent/ray_cluster/starting.py": SHOWN,
     "agent/recovery.py": "the name of a file",
+    "agent/relocation.py": "the name of a file",
     "agent/safe_mode/journal.py": "the name of a file",
     "agent/safe_mode/control.py": SHOWN,
     "agent/tracking/cluster.py": IDENTITY,

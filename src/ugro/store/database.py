@@ -77,7 +77,7 @@ class Store:
 
     @property
     def away(self) -> StoreAway | None:
-        """Set while its server does not answer: whoever asks the store waits."""
+        """Set while its server does not answer: who asks the store waits."""
         return self._database.problem
 
     def give_up(self) -> None:

@@ -292,7 +292,8 @@ def _submit(db: Connection, spec: JobSpec, user: str, key: str, about: About) ->
         "cache_key, private) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) RETURNING id",
         (key, spec.name, user, dumps(spec), state, reason, now.at, now.boot, *more),
     ).fetchone()
-    job = Job(row["id"], spec, user, state, reason, now.at, origin=about.origin, submitted_boot=now.boot, submit_key=key)
+    number, origin = row["id"], about.origin
+    job = Job(number, spec, user, state, reason, now.at, origin=origin, submitted_boot=now.boot, submit_key=key)
     _note(db, JobState.QUEUED, f"submitted by {user}", job, None)
     for note in about.notes:
         _note(db, "cache", note, job, None)
