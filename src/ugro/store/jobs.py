@@ -285,15 +285,14 @@ def _submit(db: Connection, spec: JobSpec, user: str, key: str, about: About) ->
     if (known := _submitted(db, key)) is not None:
         return Submission(known, is_new=False)
     _check_exist(db, (*spec.after.ok, *spec.after.any))
-    now, state, reason = clock.now(), JobState.QUEUED, "submitted"
-    more = (_text(about.origin), about.cache_key, int(spec.private))
+    now, state, reason, origin = clock.now(), JobState.QUEUED, "submitted", about.origin
+    more = (_text(origin), about.cache_key, int(spec.private))
     row = db.execute(
         "INSERT INTO jobs (submit_key, name, user_name, spec, state, reason, submitted_at, submitted_boot, origin, "
         "cache_key, private) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) RETURNING id",
         (key, spec.name, user, dumps(spec), state, reason, now.at, now.boot, *more),
     ).fetchone()
-    number, origin = row["id"], about.origin
-    job = Job(number, spec, user, state, reason, now.at, origin=origin, submitted_boot=now.boot, submit_key=key)
+    job = Job(row["id"], spec, user, state, reason, now.at, origin=origin, submitted_boot=now.boot, submit_key=key)
     _note(db, JobState.QUEUED, f"submitted by {user}", job, None)
     for note in about.notes:
         _note(db, "cache", note, job, None)

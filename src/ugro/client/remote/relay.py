@@ -17,9 +17,8 @@ from ugro.client.http import Connection, NoAgent, connected
 from ugro.client.remote.banner import banner
 from ugro.client.remote.mux import About, Mux
 from ugro.core.errors import NotAllowed, UgroError, Unreachable
-from ugro.core.support.state_dir import StateDir
+from ugro.core.support.state_dir import StateDir, chosen_socket
 
-SOCKET_VARIABLE = "UGRO_SOCKET"
 AGENT, DASHBOARD = "agent", "dashboard"
 _LINK_S = 25.0
 _CONNECT_S = 5.0
@@ -29,9 +28,8 @@ def agent_socket(named: Path | None, env: Mapping[str, str], default: Path) -> t
     """The socket of the agent, and whether that is the account's own agent, which is started if it does not run."""
     if named is not None:
         return named, False
-    if env.get(SOCKET_VARIABLE):
-        return Path(env[SOCKET_VARIABLE]), False
-    return default, True
+    chosen = chosen_socket(env)
+    return (chosen, False) if chosen is not None else (default, True)
 
 
 class Relay:
