@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ugro.agent.lock import HomeLock
 from ugro.agent.ops.backups import advice
@@ -30,6 +30,9 @@ from ugro.store.database import Store
 from ugro.store.engine import Design
 from ugro.store.examine import Thoroughness, examine
 from ugro.store.locate import look_at, postgres_at
+
+if TYPE_CHECKING:
+    from ugro.store.postgres import Postgres
 
 
 def main() -> None:
@@ -97,25 +100,33 @@ def restore(home: StateDir, source: Path | None) -> Restored:
         raise NotAllowed(
             f"an agent runs in {home.path}", hint="stop it first: ugro agent stop; jobs on the nodes keep running"
         )
+    address = read_address(home)
+    if address is None:
+        return _restore(home, source, None)
+    database = postgres_at(address)
+    with database.held():  # no agent on another machine uses it
+        return _restore(home, source, database)
+
+
+def _restore(home: StateDir, source: Path | None, database: Postgres | None) -> Restored:
     fresh = home.database.with_name("state.db.restoring")
     _remove(fresh)
-    address = read_address(home)
     try:
         content = _put(source, fresh) if source is not None else None
-        if content is None or address is not None:
+        if content is None or database is not None:
             asyncio.run(_make_newest(fresh))
         for number in (signal.SIGINT, signal.SIGTERM):  # from here on it is done as a whole
             signal.signal(number, signal.SIG_IGN)
         ending = f".before-restore-{datetime.now(UTC):%Y%m%dT%H%M%SZ}"
-        aside = _set_aside(home.database, ending) if address is None else _export_aside(home, address, ending)
+        aside = _set_aside(home.database, ending) if database is None else _export_aside(home, database, ending)
         for name, there in _identity(home, content).items():
             aside += _set_aside(home.path / name, ending)
             backup.write_whole(home.path / name, there)
         # Last: without a state no agent starts, and with it no agent lacks its key.
-        if address is None:
+        if database is None:
             fresh.replace(home.database)
         else:
-            _load(fresh, address)
+            _load(fresh, database)
         backup.sync(home.path)
     finally:
         _remove(fresh)
@@ -131,16 +142,15 @@ def _schema_of(source: Path | PostgresAddress) -> int:
     return found.schema
 
 
-def _export_aside(home: StateDir, address: PostgresAddress, ending: str) -> list[Path]:
-    if not _schema_of(address):
+def _export_aside(home: StateDir, database: Postgres, ending: str) -> list[Path]:
+    if not _schema_of(database.address):
         return []
     aside = home.database.with_name(home.database.name + ending)
-    backup.make(address, aside, home.identity)
+    backup.make(database.address, aside, home.identity)
     return [aside]
 
 
-def _load(fresh: Path, address: PostgresAddress) -> None:
-    database = postgres_at(address)
+def _load(fresh: Path, database: Postgres) -> None:
     from ugro.store.postgres_copy import load
 
     load(fresh, database, replaces=True)

@@ -99,9 +99,10 @@ def _to_postgres(home: StateDir, target: PostgresAddress) -> Moved:
         db.execute("BEGIN")
         migrate(db, Design().migrations)
         db.execute("COMMIT")
-    counts = load(home.database, database)
-    write_address(home, target)
-    aside = _set_aside(home.database)
+    with database.held():
+        counts = load(home.database, database)
+        write_address(home, target)
+        aside = _set_aside(home.database)
     return Moved(target.url, len(counts), sum(counts.values()), str(aside))
 
 

@@ -156,7 +156,7 @@ class Postgres:
         connection = self._connection
         if connection is None:
             raise ConnectionLost("there is no connection")
-        connection.execute("BEGIN")
+        connection.say("BEGIN")
         connection.has_written = False
         return connection
 
@@ -164,10 +164,10 @@ class Postgres:
         connection = self._connection
         assert connection is not None
         if not connection.has_written:
-            connection.execute("COMMIT")
+            connection.say("COMMIT")
         else:
             self._pending = mark = uuid4().hex
-            connection.execute(f"UPDATE ugro_store SET last = '{mark}'; COMMIT")
+            connection.say(f"UPDATE ugro_store SET last = '{mark}'; COMMIT")
             self._last, self._pending = mark, None
         self._busy_since = None
 
@@ -175,7 +175,7 @@ class Postgres:
         self._busy_since = self._pending = None
         if self._connection is not None:
             with contextlib.suppress(psycopg.Error, ConnectionLost):
-                self._connection.execute("ROLLBACK")
+                self._connection.say("ROLLBACK")
 
     def close(self) -> None:
         if self._connection is not None:

@@ -56,6 +56,14 @@ class PostgresConnection:
     def is_lost(self) -> bool:
         return self.raw.closed or self.raw.broken
 
+    def say(self, text: str) -> None:
+        """Statements without values, which are not worth remembering."""
+        try:
+            self.raw.execute(text.encode(), prepare=False)
+        except psycopg.Error as error:
+            self._raise_if_lost(error)
+            raise
+
     def execute(self, sql: str, parameters: Values = (), /) -> Cursor:
         statement = translated(sql)
         try:

@@ -32,7 +32,6 @@ from ugro.web.pages.sweeps import add_sweep_pages
 from ugro.web.site import STATIC, Site
 from ugro.web.tokens import COOKIE_LIFETIME_S
 
-
 _WITHOUT_STORE = ("/login", "/logout")
 
 

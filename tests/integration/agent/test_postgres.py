@@ -236,7 +236,7 @@ def test_who_stops_does_not_wait_for_a_server_that_is_gone(tmp_path: Path) -> No
 
 
 @pytest.mark.proof
-def test_a_server_that_is_silent_is_reported_until_it_answers(tmp_path: Path) -> None:
+def test_a_server_that_is_silent_is_reported_until_it_answers(address: PostgresAddress) -> None:
     async def work(store: Store) -> None:
         server = shared_server()
         [pid] = sessions(server, address)
@@ -250,7 +250,6 @@ def test_a_server_that_is_silent_is_reported_until_it_answers(tmp_path: Path) ->
         assert await waiting == 1
         assert store.away is None
 
-    address = shared_server().address_of(tmp_path)
     with_store(Postgres(address, silent_s=0.2), work)
 
 
@@ -326,10 +325,14 @@ def test_a_copy_there_and_back_is_the_same_row_by_row(tmp_path: Path, address: P
 
     in_store(tmp_path, work)
     state, back = tmp_path / "state.db", tmp_path / "back.db"
-    counts = load(state, Postgres(address))
+    target = Postgres(address)
+    with target.held():
+        counts = load(state, target)
     assert counts["jobs"] == 1007
-    with pytest.raises(NotAllowed, match="is not empty"):
-        load(state, Postgres(address))
+    with pytest.raises(NotAllowed, match="is not empty"), target.held():
+        load(state, target)
+    with target.held():
+        assert load(state, target, replaces=True) == counts
     assert export(address, back) == counts
     with closing(connect_plainly(state)) as one, closing(connect_plainly(back)) as other:
         for table in tables(newest_schema("ugro.store")):

@@ -55,7 +55,7 @@ def asked(link: str, token: str) -> tuple[int, str]:
     where = urlsplit(link)
     connection = http.client.HTTPConnection(where.hostname or "", where.port, timeout=PATIENCE_S)
     try:
-        connection.request("GET", "/v1/jobs", headers={"Authorization": f"Bearer {token}"})
+        connection.request("GET", "/jobs", headers={"Authorization": f"Bearer {token}"})
         answer = connection.getresponse()
         return answer.status, answer.read().decode()
     finally:

@@ -1,0 +1,123 @@
+"""What other tests ask the store for only through an agent, asked of the store itself: on both engines."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.rig.stores import in_store, sql
+from tests.unit.policy.ray.clusters import cluster
+from ugro.core.alert import Alert, Severity
+from ugro.core.audit import AuditEntry
+from ugro.core.environment import Environment
+from ugro.core.errors import NotAllowed
+from ugro.core.job import Ending, Job, JobSpec, JobState, Placement, Share
+from ugro.core.ray_cluster import ClusterState
+from ugro.policy.lifecycle.newer_state import Cancel, Settle, Take
+from ugro.store.database import Store
+from ugro.store.listing import Listed
+from ugro.store.smalllogs import SmallLog
+from ugro.store.standing import Decision
+
+SPEC = JobSpec("Train-ü", ("true",))
+GPU = Placement((Share("gpu1", gpus=(0,)),))
+
+
+async def ended(store: Store, key: str, placement: Placement = GPU) -> Job:
+    job = (await store.jobs.submit(SPEC, "Ann", key)).job
+    started = await store.jobs.start(job, placement, "it fits")
+    running = await store.jobs.move(started, JobState.RUNNING, "runs")
+    return await store.jobs.finish(running, SmallLog(job.id, 1, ((0, b"\0out\xff"),)))
+
+
+def test_pages_of_jobs_counts_and_ends(tmp_path: Path) -> None:
+    async def work(store: Store) -> None:
+        done = await ended(store, "1")
+        waits = (await store.jobs.submit(replace(SPEC, name="other"), "bob", "2")).job
+        page = store.listing.page
+        assert [job.id for job in await page(Listed())] == [waits.id, done.id]
+        assert [job.id for job in await page(Listed(text="TRAIN"))] == [done.id]
+        assert [job.id for job in await page(Listed(text="bo"))] == [waits.id]
+        assert [job.id for job in await page(Listed(states=(JobState.QUEUED,), before=99, after=0))] == [waits.id]
+        assert await store.listing.counts() == {JobState.SUCCEEDED: 1, JobState.QUEUED: 1}
+        assert (await store.listing.newest_happened(1))[0].name == "other"
+        [end] = await store.ends.after(0)
+        assert (end.job, end.state, end.has_notify, end.lasted_s is not None) == (done.id, "succeeded", False, True)
+        log, _ = await store.jobs.small_log(done.id) or (None, "")
+        assert log == SmallLog(done.id, 1, ((0, b"\0out\xff"),))
+        assert await store.jobs.states_of([]) == {}
+        assert (await store.jobs.find("last")).id == waits.id
+        assert (await store.jobs.find("Train-ü", without=[99])).id == done.id
+
+    in_store(tmp_path, work)
+
+
+def test_alerts_audit_code_environments_and_drains(tmp_path: Path) -> None:
+    async def work(store: Store) -> None:
+        alert = Alert("hot", "gpu1", Severity.WARNING, "85 °C", 1.5, 2.5, 3.5, Severity.CRITICAL)
+        await store.alerts.record([alert], [])
+        assert await store.alerts.on() == {alert.key: alert}
+        assert await store.alerts.notified_until() == 0
+        entries = [AuditEntry(f"2026-01-0{day}", user, "cli", "run", "1", "done") for day, user in ((1, "a"), (2, "b"))]
+        await store.audit.add(entries)
+        assert await store.audit.newest(5, user="b") == entries[1:], "a column, not the login of the database"
+        assert await store.audit.remove("2026-01-02", 10) == 1
+        await store.code.sent("gpu1", "/one", "aaa")
+        await store.code.sent("gpu1", "/two", "bbb")
+        assert [await store.code.last("gpu1", folder) for folder in ("/one", "/two", "/three")] == ["aaa", "bbb", "bbb"]
+        job = await ended(store, "1")
+        found = Environment("3.11", "/usr/bin/python3", "x86_64")
+        await store.environments.record(job.id, 1, {"gpu1": found, "gpu2": found})
+        assert set(await store.environments.of(job.id, 1)) == {"gpu1", "gpu2"}
+        await store.drain("gpu1", "fan")
+        assert await store.drained() == {"gpu1": "fan"}
+
+    in_store(tmp_path, work)
+
+
+def test_the_decision_that_ends_safe_mode(tmp_path: Path) -> None:
+    async def work(store: Store) -> None:
+        jobs = store.jobs
+        one, two = [(await jobs.submit(SPEC, "ann", key)).job for key in ("1", "2")]
+        await jobs.start(one, GPU, "fits")
+        taken = replace(one, id=70, attempt=2, placement=GPU, submit_key="2", state=JobState.RUNNING)
+        changes = (Settle(one.id, 1, JobState.FAILED, "over"), Take(taken, None, ("gpu1",)), Cancel(two.id))
+        changed = await jobs.standing.decide(Decision(changes, 9, 500, False, "adopted"))
+        assert {job.id for job in changed} >= {1, 2, 70}
+        assert (await jobs.get(70)).state is JobState.RUNNING
+        assert (await jobs.get(two.id)).ending is Ending.CANCELLED
+        numbers = await jobs.standing.numbers()
+        assert (numbers.generation, numbers.highest, numbers.gaps) == (9, 500, ((3, 500),))
+        assert (await jobs.submit(SPEC, "ann", "3")).job.id == 501
+
+    in_store(tmp_path, work)
+
+
+def test_many_changes_at_once_fail_each_alone(tmp_path: Path) -> None:
+    async def work(store: Store) -> None:
+        jobs = [(await store.jobs.submit(SPEC, "ann", str(number))).job for number in range(4)]
+        outcomes = await store.jobs.start_many([(job, GPU, "fits") for job in jobs])
+        assert [isinstance(outcome, Job) for outcome in outcomes] == [True, False, False, False]
+        alone = await asyncio.gather(
+            *(store.jobs.move(job, JobState.CANCELLED, "no") for job in jobs), return_exceptions=True
+        )
+        assert [isinstance(outcome, Job) for outcome in alone] == [False, True, True, True]
+        assert len(sql(tmp_path / "state.db", "SELECT * FROM held_devices")) == 1
+
+    in_store(tmp_path, work)
+
+
+def test_ray_clusters_have_one_name_at_a_time(tmp_path: Path) -> None:
+    async def work(store: Store) -> None:
+        wanted = cluster(2)
+        first = await store.ray_clusters.add(wanted)
+        with pytest.raises(NotAllowed):
+            await store.ray_clusters.add(wanted)
+        await store.ray_clusters.put(replace(first, state=ClusterState.ENDED))
+        second = await store.ray_clusters.add(wanted)
+        assert [one.id for one in await store.ray_clusters.newest(5)] == [second.id, first.id] == [2, 1]
+
+    in_store(tmp_path, work)
