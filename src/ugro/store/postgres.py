@@ -84,7 +84,7 @@ class Postgres:
         self._pending: str | None = None  # of a commit that was not answered
         self._given_up = threading.Event()
         self._away: str | None = None
-        self._busy_since: float | None = None
+        self._is_busy = False  # in the middle of a transaction
 
     @property
     def name(self) -> str:
@@ -94,9 +94,11 @@ class Postgres:
     def problem(self) -> str | None:
         if self._away is not None:
             return self._away
-        since = self._busy_since
-        busy_s = time.monotonic() - since if since is not None else 0.0
-        return f"it has been silent for {busy_s:.0f} s" if busy_s > self._silent_s else None
+        connection = self._connection
+        if not self._is_busy or connection is None:
+            return None
+        silent_s = time.monotonic() - connection.heard_at
+        return f"it has been silent for {silent_s:.0f} s" if silent_s > self._silent_s else None
 
     # --- the start ----------------------------------------------------------------------------------------------
 
@@ -133,8 +135,7 @@ class Postgres:
             if tables:
                 what = f"{self.name} has tables of another program, such as {min(tables)}"
                 raise UgroError(what, hint="make a database for UGRO alone: CREATE DATABASE ugro OWNER …")
-            connection.execute(_STATE)
-            connection.execute("INSERT INTO ugro_store VALUES (TRUE, 0, '', NULL)")
+            connection.say(f"{_STATE}; INSERT INTO ugro_store VALUES (TRUE, 0, '', NULL)")  # both or none
         schema, self._last, moved = connection.execute("SELECT schema, last, moved_to FROM ugro_store").fetchone()
         if moved is not None:  # jobs would run twice
             raise NotAllowed(f"the state in {self.name} was moved to {moved}", hint="use that one, or a new database")
@@ -152,10 +153,11 @@ class Postgres:
     # --- transactions -------------------------------------------------------------------------------------------
 
     def begin(self) -> PostgresConnection:
-        self._busy_since = time.monotonic()
         connection = self._connection
         if connection is None:
             raise ConnectionLost("there is no connection")
+        connection.heard_at = time.monotonic()
+        self._is_busy = True
         connection.say("BEGIN")
         connection.has_written = False
         return connection
@@ -169,10 +171,10 @@ class Postgres:
             self._pending = mark = uuid4().hex
             connection.say(f"UPDATE ugro_store SET last = '{mark}'; COMMIT")
             self._last, self._pending = mark, None
-        self._busy_since = None
+        self._is_busy = False
 
     def roll_back(self) -> None:
-        self._busy_since = self._pending = None
+        self._is_busy, self._pending = False, None
         if self._connection is not None:
             with contextlib.suppress(psycopg.Error, ConnectionLost):
                 self._connection.say("ROLLBACK")
@@ -207,6 +209,8 @@ class Postgres:
         self._given_up.set()
 
     def recover(self, lost: ConnectionLost) -> bool:
+        if self._given_up.is_set():
+            raise self._stopped()
         self._away = str(lost)
         log.error("%s does not answer: %s; the agent stands still until it does", self.name, lost)
         since = time.monotonic()
@@ -236,7 +240,10 @@ class Postgres:
                 if isinstance(error, NotAllowed):  # another agent has it
                     raise
                 self._away = " ".join(str(error).split())
-        raise StoreAway(f"{self.name} does not answer: {self._away}", hint="the agent stops")
+        raise self._stopped()
+
+    def _stopped(self) -> StoreAway:
+        return StoreAway(f"{self.name} does not answer: {self._away}", hint="the agent stops")
 
     def _try_again(self) -> tuple[PostgresConnection, str] | None:
         connection = connect(self.address)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import Any
@@ -48,6 +49,7 @@ class PostgresConnection:
         self.raw = raw
         self.total_changes = 0
         self.has_written = False  # since the transaction began
+        self.heard_at = time.monotonic()  # the server's last answer
 
     def close(self) -> None:
         self.raw.close()
@@ -63,6 +65,7 @@ class PostgresConnection:
         except psycopg.Error as error:
             self._raise_if_lost(error)
             raise
+        self.heard_at = time.monotonic()
 
     def execute(self, sql: str, parameters: Values = (), /) -> Cursor:
         statement = translated(sql)
@@ -71,6 +74,7 @@ class PostgresConnection:
         except psycopg.Error as error:
             self._raise_if_lost(error)
             raise
+        self.heard_at = time.monotonic()
         if statement.is_write:
             self._wrote(cursor)
         return cursor

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
+from ugro.store import dialect
 from ugro.store.dialect import migration, storable, stored, translated
 
 
@@ -58,3 +62,22 @@ def test_every_text_comes_back_as_it_was(text: str) -> None:
     kept = storable(text)
     assert "\0" not in kept
     assert stored(kept) == text
+
+
+# Those that know SQLite's files.
+OF_SQLITE = {"backup.py", "copying.py", "examine.py", "postgres_copy.py", "sqlite_file.py", "wal.py"}
+ONLY_SQLITE = re.compile(
+    r"INSERT OR |\bGLOB\b|\browid\b|lastrowid|LIMIT -1|\bPRAGMA\b|json_each|strftime\(|datetime\('|typeof\(|import sqlite3|"
+    r"sqlite_sequence|IFNULL|\bIIF\("
+)
+
+
+def test_the_store_writes_no_sql_that_only_sqlite_takes() -> None:
+    folder = Path(dialect.__file__).parent
+    found = [
+        f"{file.name}: {match[0]}"
+        for file in [*folder.glob("*.py"), *folder.glob("migrations/*.sql")]
+        if file.name not in OF_SQLITE
+        for match in ONLY_SQLITE.finditer(file.read_text())
+    ]
+    assert found == []
