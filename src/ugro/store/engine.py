@@ -193,10 +193,9 @@ class Database:
     def _run_once(self, batch: list[_Request]) -> None:
         connection = self._backend.begin()
         minor = 0
-        do = self._done_or_undone if len(batch) > 1 else self._done_alone
         for request in batch:
             before = connection.total_changes
-            outcome = do(connection, request.work)
+            outcome = self._done_or_undone(connection, request.work, is_alone=len(batch) == 1)
             request.error = outcome if isinstance(outcome, Exception) else None
             request.result = outcome
             minor += 0 if request.counts else connection.total_changes - before
@@ -210,19 +209,10 @@ class Database:
         for request in batch:
             request.error = Damaged(self.damage.message, hint=self.damage.hint)
 
-    def _done_alone(self, connection: Connection, work: Work[T]) -> T | Exception:
-        """Nothing else is in the transaction: it needs no savepoint."""
-        try:
-            return work(connection)
-        except Exception as error:  # as below
-            if self._backend.is_fatal(error):
-                raise
-            connection.execute("ROLLBACK")
-            connection.execute("BEGIN")
-            return error
-
-    def _done_or_undone(self, connection: Connection, work: Work[T]) -> T | Exception:
-        connection.execute("SAVEPOINT work")
+    def _done_or_undone(self, connection: Connection, work: Work[T], *, is_alone: bool = False) -> T | Exception:
+        """``is_alone``: nothing else is in the transaction, so it needs no savepoint."""
+        if not is_alone:
+            connection.execute("SAVEPOINT work")
         outcome: T | Exception
         try:
             outcome = work(connection)
@@ -230,8 +220,10 @@ class Database:
             if self._backend.is_fatal(error):
                 raise
             outcome = error
-            connection.execute("ROLLBACK TO work")
-        connection.execute("RELEASE work")
+            for statement in ("ROLLBACK", "BEGIN") if is_alone else ("ROLLBACK TO work",):
+                connection.execute(statement)
+        if not is_alone:
+            connection.execute("RELEASE work")
         return outcome
 
 
