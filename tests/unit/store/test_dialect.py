@@ -67,8 +67,8 @@ def test_every_text_comes_back_as_it_was(text: str) -> None:
 # Those that know SQLite's files.
 OF_SQLITE = {"backup.py", "copying.py", "examine.py", "postgres_copy.py", "sqlite_file.py", "wal.py"}
 ONLY_SQLITE = re.compile(
-    r"INSERT OR |\bGLOB\b|\browid\b|lastrowid|LIMIT -1|\bPRAGMA\b|json_each|strftime\(|datetime\('|typeof\(|import sqlite3|"
-    r"sqlite_sequence|IFNULL|\bIIF\("
+    r"INSERT OR |\bGLOB\b|\browid\b|lastrowid|LIMIT -1|\bPRAGMA\b|json_each|strftime\(|datetime\('|typeof\(|"
+    r"import sqlite3|sqlite_sequence|IFNULL|\bIIF\("
 )
 
 
