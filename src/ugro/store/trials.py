@@ -6,14 +6,14 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
-from ugro.core.job import FINAL_STATES
+from ugro.core.job import FINAL_STATES, JobState
 from ugro.core.planning import Forecast
 from ugro.core.support.codec import DecodeError, decode, dumps
 from ugro.store.connection import NO_LIMIT, Connection
 from ugro.store.engine import Database
 
 MOST_TRIALS = 2000
-_LAST_CHARACTER = "\U0010ffff"
+_LIVE = tuple(frozenset(JobState) - FINAL_STATES)
 T = TypeVar("T")
 
 
@@ -36,12 +36,11 @@ class TrialStore:
 
     async def jobs_under_way(self, key: str) -> list[int]:
         """The trials that have not ended: jobs whose keys begin so."""
-        final = tuple(FINAL_STATES)
         query = (
-            "SELECT id FROM jobs WHERE submit_key >= ? AND submit_key < ? "
-            f"AND state NOT IN ({','.join('?' * len(final))}) ORDER BY id"
+            f"SELECT id FROM jobs WHERE state IN ({','.join('?' * len(_LIVE))}) AND substr(submit_key, 1, ?) = ? "
+            "ORDER BY id"
         )
-        values = (key, f"{key}{_LAST_CHARACTER}", *final)
+        values = (*_LIVE, len(key), key)
         return await self._database.run(lambda db: [row["id"] for row in db.execute(query, values)])
 
     async def note(self, job: int, forecast: Forecast) -> None:
