@@ -78,7 +78,7 @@ def status(session: Session) -> int:
     """
     client = session.new_client()
     found = client.running_agent()
-    if client.master is not None:
+    if client.is_elsewhere:
         session.output.note(f"on {client.master}, over ssh")
     if found is None:
         if session.output.is_json:

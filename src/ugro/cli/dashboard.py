@@ -35,7 +35,7 @@ def dashboard(session: Session, no_open: bool) -> None:
     output = session.output
     client = session.client()
     link = client.dashboard()
-    if client.master is not None:
+    if client.is_elsewhere:
         _forward(session, client, link, is_to_open=not no_open)
         return
     if link.warning:
@@ -52,8 +52,10 @@ def dashboard(session: Session, no_open: bool) -> None:
 def _forward(session: Session, client: Client, link: DashboardLink, *, is_to_open: bool) -> None:
     from ugro.client.remote.client import RemoteClient
     from ugro.client.remote.forward import DashboardForward
+    from ugro.client.remote.link import MasterLink
 
     assert isinstance(client, RemoteClient)
+    assert isinstance(client.link, MasterLink)
     output = session.output
     with DashboardForward(client.link, link.url) as forward:
         if output.is_json:

@@ -80,7 +80,7 @@ class Session:
             raise NotAllowed(f"ugro {what} does not work from another machine (the master is {master})", hint=hint)
 
     def new_client(self, *, any_cluster: bool = False) -> Client:
-        client = self._remote_client(master) if (master := self.master) is not None else self._own(any_cluster)
+        client = self._remote_client(master) if (master := self.master) is not None else self._here(any_cluster)
         click.get_current_context().call_on_close(client.close)
         return client
 
@@ -90,6 +90,15 @@ class Session:
         if self.cluster is not None:
             self.expect_local(f"--cluster {self.cluster}")
         return RemoteClient(master, on_wait=self.output.progress, on_link=self.output.warn)
+
+    def _here(self, any_cluster: bool) -> Client:
+        from ugro.core.support.state_dir import chosen_socket
+
+        if (path := chosen_socket(os.environ)) is None:
+            return self._own(any_cluster)
+        from ugro.client.remote.team import TeamClient
+
+        return TeamClient(path, on_wait=self.output.progress)
 
     def own_client(self) -> Client:
         """Of this machine's agent, whatever master is chosen."""

@@ -52,7 +52,8 @@ _Answer = TypeVar("_Answer")
 
 
 class Client(Parts):
-    master: Master | None = None  # None: the agent is on this machine
+    master: Master | None = None  # None: the agent reads files of this machine itself
+    is_elsewhere = False  # the agent is on another machine
 
     def __init__(
         self,

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 import shutil
 import stat
 import subprocess
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,12 @@ from tests.rig.identity import MEMBER
 from tests.rig.waiting import wait_until
 from ugro import Client
 from ugro.agent.team_server import open_socket
+from ugro.client.remote.pull import RemoteResults
+from ugro.client.remote.team import TeamClient
 from ugro.core.agent import AgentStatus
 from ugro.core.errors import NotAllowed
+from ugro.core.job import Job
+from ugro.core.results import ResultState
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be other users")
 _CURL = shutil.which("curl")
@@ -107,6 +112,60 @@ def test_a_member_is_who_the_kernel_says_and_others_do_not_get_in(client: Client
     did = {(one.action, one.outcome) for one in entries}
     assert did >= {("submit", "done"), ("cancel", f"refused: job {own.id} is root's")}
     assert all(", uid 1" in one.via for one in entries)
+
+
+@contextmanager
+def acting_as(user: str) -> Iterator[None]:
+    """The kernel then says so of connections, and files are read with that user's rights."""
+    account = pwd.getpwnam(user)
+    os.setegid(account.pw_gid)
+    os.seteuid(account.pw_uid)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+        os.setegid(0)
+
+
+def test_a_member_sends_code_and_fetches_results_that_the_agent_cannot_read(
+    client: Client, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    theirs = place / "theirs"
+    for folder in (theirs, theirs / "code"):
+        folder.mkdir(mode=0o700)
+        os.chown(folder, *_ids(MEMBER))
+    monkeypatch.setenv("UGRO_HOME", str(theirs / "ugro"))
+    monkeypatch.chdir(theirs / "code")
+    Path("work.py").write_text("open('made.txt', 'w').write('by work.py')")
+    os.chown("work.py", *_ids(MEMBER))
+    fields = {"command": ["python3", "work.py"], "name": "theirs"}
+    member = TeamClient(Path(opened(client)))
+    try:
+        as_owner = member.jobs.submit(fields=fields)  # and loads all modules while they can be read
+        assert as_owner.user == "root"
+        pulled(member, member.jobs.wait(as_owner.id), place / "owners")
+        member.close()
+        shutil.rmtree(theirs / "ugro")
+        with acting_as(MEMBER):
+            job = member.jobs.wait(member.jobs.submit(fields=fields).id)
+            assert (job.user, str(job.state)) == (MEMBER, "succeeded")
+            assert pulled(member, job, theirs / "got") == "by work.py"
+            with pytest.raises(NotAllowed, match="run by its owner"):
+                member.restart_agent()
+    finally:
+        member.close()
+
+
+def pulled(client: TeamClient, job: Job, target: Path) -> str:
+    wait_until(lambda: client.jobs.results(job.id)[1].state is not ResultState.COMING, 30, "results")
+    RemoteResults(client, job.id, job.attempt, lambda done: None).pull(os.fsencode(target), is_forced=False)
+    [made] = target.rglob("made.txt")
+    return made.read_text()
+
+
+def _ids(user: str) -> tuple[int, int]:
+    account = pwd.getpwnam(user)
+    return account.pw_uid, account.pw_gid
 
 
 def test_a_team_is_opened_and_closed_by_an_edit_of_the_file(client: Client, place: Path) -> None:

@@ -57,7 +57,7 @@ def status(session: Session, job: str | None, limit: int, is_all: bool, state: t
     """
     client = session.client()
     jobs = client.jobs
-    if client.master is not None:
+    if client.is_elsewhere:
         session.output.note(f"on {client.master}")
     if job is None:
         found = jobs.newest(None if is_all else limit, states=[JobState(word) for word in state])

@@ -12,7 +12,7 @@ import re
 import socket
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from ugro.client.client import Client
 from ugro.client.http import AgentGone, Connection
@@ -27,6 +27,7 @@ from ugro.core.support.state_dir import StateDir
 
 if TYPE_CHECKING:
     from ugro.client.backups import Backups
+    from ugro.client.remote.banner import Banner
     from ugro.client.remote.offer import Offer
     from ugro.client.remote.trees import Trees
 
@@ -39,10 +40,25 @@ _NAMES_PATHS = frozenset({"here", "folder", "submit", "jobs"})
 _WANTED = b'{"error":{"kind":"wanted"'
 
 
+class Link(Protocol):
+    """The way to the agent."""
+
+    master: Master
+
+    def open(self, to: str = ...) -> socket.socket: ...
+
+    @property
+    def banner(self) -> Banner: ...
+
+    def close(self) -> None: ...
+
+
 class RemoteClient(Client):
+    is_elsewhere = True
+
     def __init__(
         self,
-        master: str | Master | MasterLink,
+        master: str | Master | Link,
         *,
         home: Path | str | None = None,
         on_wait: Callable[[str], None] | None = None,
@@ -53,7 +69,7 @@ class RemoteClient(Client):
         if isinstance(master, str):
             master = Master(master)
         self._owns_link = isinstance(master, Master)
-        self.link = MasterLink(checked(master), own, on_link) if isinstance(master, Master) else master
+        self.link: Link = MasterLink(checked(master), own, on_link) if isinstance(master, Master) else master
         self.master = self.link.master
         self._trees: Trees | None = None
         super().__init__(home=home, any_cluster=True, on_wait=on_wait)
@@ -79,7 +95,7 @@ class RemoteClient(Client):
                 continue  # it was stopped meanwhile, and the relay starts another one
         return decode(AgentStatus, self._connection.ask("GET", "/v1/agent", timeout_s=STATUS_S))
 
-    def running_agent(self) -> AgentStatus:
+    def running_agent(self) -> AgentStatus | None:
         """The relay has started it, if none ran."""
         return self.agent()
 
