@@ -88,7 +88,7 @@ def _large(steps: int, unseen: int) -> dict[str, Any]:
         torch.manual_seed(1)
         model = Gpt(width=516, layers=8)
         found["parameters"] = sum(one.numel() for one in model.parameters())
-        options: dict[str, Any] = {"sync": "local", "round_s": 6.0} if sync == "local" else {"sync": "step"}
+        options: dict[str, Any] = {"sync": "local", "round_s": 2.0} if sync == "local" else {"sync": "step"}
         run = ut.init(**options)
         task = Task(data, _next_token, _GPT_BATCH, _GPT_RATE * run.lr_scale, steps)
         found[sync] = _trained(run, model, task)
