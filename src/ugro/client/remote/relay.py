@@ -44,9 +44,9 @@ class Relay:
         try:
             self._connect_agent().close()
         except UgroError as error:
-            _say(write_fd, banner(_user(), socket.gethostname(), error))
+            _say(write_fd, banner(account(), socket.gethostname(), error))
             return
-        _say(write_fd, banner(_user(), socket.gethostname()))
+        _say(write_fd, banner(account(), socket.gethostname()))
         Mux(read_fd, write_fd, opener=self._open).run()
 
     def _open(self, about: About) -> socket.socket:
@@ -70,7 +70,7 @@ class Relay:
         try:
             return connected(self._socket)
         except NoAgent as error:
-            hint = f"is its agent running, and may {_user()} use it?"
+            hint = f"is its agent running, and may {account()} use it?"
             raise Unreachable(f"no agent listens on {self._socket}", hint=hint) from error
 
     def _connect_dashboard(self) -> socket.socket:
@@ -93,7 +93,7 @@ class Relay:
         return found.hostname or "127.0.0.1", found.port or (443 if found.scheme == "https" else 80)
 
 
-def _user() -> str:
+def account() -> str:
     """The account, whatever its environment says."""
     try:
         return pwd.getpwuid(os.geteuid()).pw_name

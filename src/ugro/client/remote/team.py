@@ -5,8 +5,6 @@ So files are sent and results are fetched as from another machine, over the team
 
 from __future__ import annotations
 
-import os
-import pwd
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +16,7 @@ from ugro.client.http import connected
 from ugro.client.remote.banner import Banner
 from ugro.client.remote.client import RemoteClient
 from ugro.client.remote.master import Master
-from ugro.client.remote.relay import AGENT
+from ugro.client.remote.relay import AGENT, account
 from ugro.client.team import expect_own, team_agent
 from ugro.core.agent import AgentStatus
 
@@ -33,7 +31,7 @@ class TeamLink:
 
     @property
     def banner(self) -> Banner:
-        return Banner(ugro.__version__, pwd.getpwuid(os.geteuid()).pw_name, str(self.master))
+        return Banner(ugro.__version__, account(), str(self.master))
 
     def close(self) -> None:
         """Each connection is closed by who opened it."""
