@@ -15,7 +15,7 @@ PARTS := $(ROOMS) crashes fuzz chaos mutants
 PART ?= $(PARTS)
 
 .DEFAULT_GOAL := help
-.PHONY: help parts setup check test proof $(PARTS:%=proof-%) test-remote chaos mutants demo bench docs lock audit clean
+.PHONY: help parts setup setup-proof check test proof $(PARTS:%=proof-%) test-remote chaos mutants demo bench docs lock audit clean
 
 help:         ## Show what can be made
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 24
@@ -27,6 +27,9 @@ parts:
 
 setup:        ## Make .venv and install what tests need
 	@scripts/setup.sh
+
+setup-proof:
+	@scripts/setup.sh proof
 
 check:        ## Lint, types, direction of imports, sizes, docs
 	@scripts/setup.sh dev
@@ -43,13 +46,13 @@ test: setup   ## Run what a change must pass: a few minutes
 
 proof: $(PART:%=proof-%)  ## Run all that takes longer, or one part of it: PART=crashes
 
-$(ROOMS:%=proof-%): proof-%: setup
+$(ROOMS:%=proof-%): proof-%: setup-proof
 	$(PYTEST) $(IN_PARALLEL) -m proof tests/integration/$*
 
-proof-crashes: setup
+proof-crashes: setup-proof
 	$(PYTEST) $(IN_PARALLEL) -m proof tests/proof tests/unit
 
-proof-fuzz: setup
+proof-fuzz: setup-proof
 	$(PYTEST) $(IN_PARALLEL) -m hypothesis --hypothesis-profile=proof
 
 proof-chaos: chaos
@@ -88,7 +91,7 @@ lock:         ## Resolve what pyproject.toml asks for, with hashes; UPGRADE=--up
 audit:        ## Look for known weaknesses in what is locked
 	@scripts/setup.sh dev
 	test -x build/audit/bin/pip-audit || { $(PYTHON_HERE) -m venv build/audit && build/audit/bin/pip install -q pip-audit; }
-	build/audit/bin/pip-audit --strict --require-hashes --disable-pip --requirement requirements/test.txt
+	build/audit/bin/pip-audit --strict --require-hashes --disable-pip --requirement requirements/proof.txt
 
 clean:        ## Remove caches and builds; .venv stays
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-LOCKED_GROUPS = ("demo", "dev", "test")
+LOCKED_GROUPS = ("demo", "dev", "test", "proof")
 # Its GPU builds need packages of these names, with versions of its own choice.
 _UNLOCKED = re.compile(r"(torch|triton|nvidia-.*|cuda-.*)")
 _BUILD = ("editables>=0.5",)  # what hatchling needs for an editable installation

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Makes .venv with UGRO and the named dependency groups of pyproject.toml, as locked; "test" when none is named.
-# Usage: scripts/setup.sh [demo|dev|test|bench...]
+# Usage: scripts/setup.sh [demo|dev|test|proof|bench...]
 #   demo   PyTorch, and nothing else: no tools, no Debian packages
 #   dev    the tools of `make check`; no Debian packages
 #   test   both, and the Debian packages that the tests run for real
+#   proof  all of test, and what only `make proof` runs for real: containers, Slurm, InfluxDB
 #   bench  what `make bench` compares with
 # Needs no network, and next to no time, when there is nothing to do.
 set -euo pipefail
@@ -15,12 +16,12 @@ groups=("${@:-test}")
 say() { printf 'setup: %s\n' "$*" >&2; }
 fail() { say "$@"; exit 1; }
 has_group() { [[ " ${groups[*]} " == *" $1 "* ]]; }
-is_there() { command -v "$1" >/dev/null || [[ $1 == /* && -e $1 ]]; }
+is_there() { command -v "$1" >/dev/null || { [[ $1 == /* ]] && compgen -G "$1" >/dev/null; }; }
 may_install() { [ "$(id -u)" = 0 ] && is_there apt-get; }
 
-# What is looked for, and the package that brings it.
+# What is looked for, and the package that brings it. A path may hold a version.
 wanted() {
-  ! has_group test || echo 'sshd openssh-server
+  ! has_group test && ! has_group proof || echo 'sshd openssh-server
         ssh openssh-client
         ip iproute2
         iptables iptables
@@ -29,17 +30,27 @@ wanted() {
         /usr/include/stdio.h libc6-dev
         fish fish
         tcsh tcsh
+        zsh zsh
         tmux tmux
         openssl openssl
+        curl curl
+        systemd-analyze systemd
+        /usr/lib/postgresql/*/bin/initdb postgresql
         haproxy haproxy
         promtool prometheus
         /usr/share/java/zookeeper.jar zookeeper
         chromium chromium'
+  ! has_group proof || echo 'podman podman
+        runc runc
+        catatonit catatonit
+        debootstrap debootstrap
+        influxd influxdb'
   ! has_group bench || echo 'pdsh pdsh
         rsync rsync
         zstd zstd
-        tsp task-spooler
-        munged munge
+        tsp task-spooler'
+  # Exported jobs are run by it, and it is what we compare with.
+  ! has_group proof && ! has_group bench || echo 'munged munge
         slurmctld slurmctld
         slurmd slurmd
         sbatch slurm-client'
@@ -89,8 +100,8 @@ keep_services_off() {
   for package; do
     case $package in
       openssh-server) units+=(ssh.service ssh.socket) ;;
-      prometheus) units+=(prometheus.service) ;;
-      munge | slurmctld | slurmd | haproxy) units+=("$package.service") ;;
+      podman) units+=(podman.{service,socket} podman-restart.service podman-auto-update.{service,timer}) ;;
+      prometheus | postgresql | influxdb | munge | slurmctld | slurmd | haproxy) units+=("$package.service") ;;
     esac
   done
   [ ${#units[@]} = 0 ] || systemctl --quiet disable "${units[@]}" || say "check that you want these: ${units[*]}"
@@ -154,7 +165,7 @@ key=$({ pwd; cat pyproject.toml scripts/setup.sh scripts/lock.py requirements/*.
 
 .venv/bin/python -c 'import pip, sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || make_venv
 size=
-! has_group demo && ! has_group test || size='; with PyTorch, the first time is a large download'
+[[ " ${groups[*]} " != *\ @(demo|test|proof)\ * ]] || size='; with PyTorch, the first time is a large download'
 say "installing UGRO into .venv, with what \"${groups[*]}\" needs$size"
 install_packages
 echo "$key" >"$stamp"

@@ -1,15 +1,20 @@
-"""What holds for every test: how many examples a property gets, that bytecode is kept, and who runs what."""
+"""What holds for every test: how many examples a property gets, who runs what, and that CI skips no program."""
 
 from __future__ import annotations
 
+import gc
 import os
+import re
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from itertools import groupby
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from tests.rig import needs
 
 # Tests start agents and commands by the hundred, and none of them should compile UGRO again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -21,11 +26,44 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 # How long something takes says more about the machine than about the code. The same examples every time: a change is
 # not refused for what it has not touched. Others are looked for in ``make proof``, by ``--hypothesis-profile=proof``.
 _BY_CHANCE = [HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large]
-settings.register_profile(
-    "test", max_examples=25, deadline=None, derandomize=True, suppress_health_check=_BY_CHANCE
-)
+settings.register_profile("test", max_examples=25, deadline=None, derandomize=True, suppress_health_check=_BY_CHANCE)
 settings.register_profile("proof", settings.get_profile("test"), max_examples=400, derandomize=False)
 settings.load_profile("test")  # --hypothesis-profile=proof looks longer
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if needs.IN_CI:
+        needs.fail_if_absent(report)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    report = yield
+    if needs.IN_CI:
+        needs.fail_if_absent(report)
+    return report
+
+
+_ALL_OF_THE_PROOF = re.compile(r"^pytestmark = (\[\n\s*|.*)pytest\.mark\.proof\b", re.MULTILINE)
+
+gc.disable()  # until all tests are collected: thousands of them and their modules are no garbage
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """What was collected stays: nobody looks for garbage in it, at no time of the run."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Files of which nothing would run are not even imported: some import Ray, transformers or OpenAI's client."""
+    if config.option.markexpr != "not proof" or collection_path.suffix != ".py":
+        return None
+    return _ALL_OF_THE_PROOF.search(collection_path.read_text(encoding="utf-8")) is not None or None
 
 
 @pytest.hookimpl(trylast=True)

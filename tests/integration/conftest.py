@@ -21,8 +21,10 @@ from typing import Any, ParamSpec, TypeVar
 
 import pytest
 
+from tests.rig import accounts as accounts_rig
 from tests.rig import inside, netns
-from tests.rig.browser import browser, context, dashboard, page  # noqa: F401  # fixtures
+from tests.rig.accounts import AccountsFarm
+from tests.rig.browser import browser, context, dashboard, page, visitor  # noqa: F401  # fixtures
 from tests.rig.ledger import Ledger
 from tests.rig.netns import NetnsFarm
 from tests.rig.nodeprogram import LocalNode
@@ -62,6 +64,12 @@ class Farms:
         if (reason := netns.available()) is not None:
             pytest.skip(reason)
         return self._add(NetnsFarm(self._directory(), count, **options))
+
+    def with_accounts(self, *accounts: Sequence[str]) -> AccountsFarm:
+        """A node for each list of people who can log in there; skips where there can be none."""
+        if (reason := accounts_rig.available()) is not None:
+            pytest.skip(reason)
+        return self._add(AccountsFarm(self._directory(), accounts))
 
     def processes(self) -> list[int]:
         """What runs on the nodes of all farms."""

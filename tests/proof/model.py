@@ -30,6 +30,7 @@ from ugro.core.plan import NodePlan, Plan, RankPlan
 from ugro.core.python_env import Made
 from ugro.core.support import clock as machine
 from ugro.core.support.moment import Instant, Reading, place_s
+from ugro.nodes.inventory import Inventory
 from ugro.nodes.runs import Identity, Moment, RunStart, RunStatus
 from ugro.policy.lifecycle.attempt import NodeRun, RunState
 from ugro.policy.lifecycle.clock import Jump
@@ -165,6 +166,7 @@ class ModelWatch:
         self.known = {name: Known() for name in nodes}
         self._tell: Callable[[], None] = lambda: None
         self.identity = Identity("agent", 1)
+        self.inventory = Inventory(dict)  # of logins there are none
 
     def prove_by(self, prove: object) -> None:
         return
@@ -389,6 +391,9 @@ class ModelInput:
         self.owners = NoOwners()
 
     def start(self) -> None:
+        return
+
+    def ask(self, is_silent: object, missing: object) -> None:
         return
 
     def listen(self, on_news: Callable[[], None]) -> None:

@@ -8,13 +8,13 @@ from __future__ import annotations
 import logging
 import os
 import random
-import shutil
 import time
 from collections import Counter
 from collections.abc import Callable
 
 import pytest
 
+from tests.rig import needs
 from tests.rig.agent import end_agent
 from tests.rig.service import ServicePlace
 from tests.rig.waiting import wait_until
@@ -71,7 +71,7 @@ class Faults:
 
 @pytest.mark.proof
 @pytest.mark.timeout(SECONDS + 300)
-@pytest.mark.skipif(shutil.which("haproxy", path="/usr/sbin:/usr/bin:/usr/local/sbin") is None, reason="no HAProxy")
+@needs.programs("haproxy")
 def test_no_request_fails_whatever_happens_around_the_door() -> None:
     with ServicePlace() as place:
         place.start(2)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
-
 import pytest
 
+from tests.rig import needs
 from tests.rig.service import ServicePlace, words
 from tests.rig.tiers import sample
 from tests.rig.waiting import wait_until
@@ -18,7 +17,7 @@ LATER = ("service.decided@2", "service.submitted@3", "service.added@3", "service
 
 @pytest.mark.proof
 @pytest.mark.timeout(240)
-@pytest.mark.skipif(shutil.which("haproxy", path="/usr/sbin:/usr/bin:/usr/local/sbin") is None, reason="no HAProxy")
+@needs.programs("haproxy")
 @pytest.mark.parametrize("point", sample([*SERVICE_POINTS, *LATER]))
 def test_a_service_whose_agent_is_killed_at_any_step_loses_and_doubles_nothing(point: str) -> None:
     with ServicePlace((0.01, 0.01)) as place:

@@ -1,7 +1,7 @@
 """A real browser on a real agent's dashboard. The fixtures are for whole modules: Playwright's loop lives as long.
 
-    def test_something(dashboard: Dashboard, page: Page) -> None:
-        page.goto(dashboard.url + "/jobs")
+def test_something(dashboard: Dashboard, page: Page) -> None:
+    page.goto(dashboard.url + "/jobs")
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ _ARGUMENTS = (
 )
 _AXE_RULES = ("wcag2a", "wcag2aa", "wcag21aa", "wcag22aa", "best-practice")
 _PAGE_TIMEOUT_MS = 30_000
+_VIEWPORT: Any = {"width": 1360, "height": 900}
 ONE_NODE = "nodes: {here: {transport: local, remote_root: %(home)s/root}}\n"
 
 
@@ -68,6 +69,18 @@ class Dashboard:
         page = context.new_page()
         page.goto(self.link())
         page.wait_for_url(self.url + "/")
+        return page
+
+    def page(self, context: BrowserContext) -> Page:
+        """The cluster page; signs in unless the context is. A tab of a plain file stays open, and with it the process
+        that shows pages: starting one costs more than a page."""
+        if not context.pages:
+            self.sign_in(context).goto(f"{self.url}/static/again.css")
+        page = context.new_page()
+        answer = page.goto(self.url + "/")
+        if answer is None or not answer.ok or page.url != self.url + "/":
+            page.goto(self.link())
+            page.wait_for_url(self.url + "/")
         return page
 
     def submit(self, name: str, *argv: str, **fields: Any) -> int:
@@ -104,7 +117,7 @@ def dashboards(
 @contextmanager
 def browsers() -> Iterator[Browser]:
     if not Path(CHROMIUM).exists():
-        pytest.skip("there is no chromium; make setup says how to get it")
+        pytest.skip("chromium is not installed; make setup says how to get it")
     from playwright.sync_api import expect, sync_playwright  # only those who browse pay for it
 
     expect.set_options(timeout=_PAGE_TIMEOUT_MS)
@@ -121,14 +134,26 @@ def contexts(browser: Browser, **options: Any) -> Iterator[BrowserContext]:
     """A profile of its own. What a page complains of, or asks of other machines, fails the test."""
     context = browser.new_context(**options)
     context.set_default_timeout(_PAGE_TIMEOUT_MS)
+    with _without_problems(context):
+        try:
+            yield context
+        finally:
+            context.close()
+
+
+@contextmanager
+def _without_problems(context: BrowserContext) -> Iterator[None]:
     problems: list[str] = []
-    context.on("weberror", lambda error: problems.append(f"{error.page and error.page.url}: {error.error}"))
-    context.on("console", lambda message: problems.append(message.text) if _is_complaint(message) else None)
-    context.on("request", lambda request: problems.append(f"asks {request.url}") if _leaves(request.url) else None)
-    try:
-        yield context
-    finally:
-        context.close()
+    heard: dict[str, Callable[[Any], None]] = {
+        "weberror": lambda error: problems.append(f"{error.page and error.page.url}: {error.error}"),
+        "console": lambda message: problems.append(message.text) if _is_complaint(message) else None,
+        "request": lambda request: problems.append(f"asks {request.url}") if _leaves(request.url) else None,
+    }
+    for event, hear in heard.items():
+        context.on(event, hear)  # type: ignore[call-overload]
+    yield
+    for event, hear in heard.items():
+        context.remove_listener(event, hear)
     assert not problems, problems
 
 
@@ -173,11 +198,27 @@ def dashboard() -> Iterator[Dashboard]:
 
 @pytest.fixture
 def context(browser: Browser) -> Iterator[BrowserContext]:
-    with contexts(browser, viewport={"width": 1360, "height": 900}) as found:
+    with contexts(browser, viewport=_VIEWPORT) as found:
         yield found
 
 
+@pytest.fixture(scope="module")
+def visitor(browser: Browser) -> Iterator[BrowserContext]:
+    """The profile of a module's pages: the first page of a new one costs three times as much as any later."""
+    context = browser.new_context(viewport=_VIEWPORT)
+    context.set_default_timeout(_PAGE_TIMEOUT_MS)
+    yield context
+    context.close()
+
+
 @pytest.fixture
-def page(dashboard: Dashboard, context: BrowserContext) -> Page:
-    """Signed in, at the cluster page."""
-    return dashboard.sign_in(context)
+def page(dashboard: Dashboard, request: pytest.FixtureRequest) -> Iterator[Page]:
+    """Signed in, at the cluster page. A test that has a ``context`` of its own finds it there."""
+    if "context" in request.fixturenames:
+        yield dashboard.sign_in(request.getfixturevalue("context"))
+        return
+    shared: BrowserContext = request.getfixturevalue("visitor")
+    with _without_problems(shared):
+        found = dashboard.page(shared)
+        yield found
+        found.close()

@@ -62,6 +62,6 @@ class RigClock:
 def build(library: Path) -> None:
     found = compiler()
     if found is None:
-        pytest.skip("needs a C compiler")
+        pytest.skip("not installed: a C compiler")
     flags = ["-std=gnu11", "-O1", "-fPIC", "-shared", "-Wall", "-Wextra", "-Werror"]
     subprocess.run([found, *flags, "-o", str(library), str(_SOURCE), "-ldl"], check=True, timeout=60)

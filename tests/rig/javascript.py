@@ -21,7 +21,7 @@ def answer_of(script: str) -> Any:
 
     node = Path(playwright.__file__).parent / "driver" / "node"
     if not node.exists():
-        pytest.skip("Playwright has no Node.js here")
+        pytest.skip("Playwright's Node.js is not installed")
     known = {"test": script} | {name: text for one in needed(script) for name, text in modules(one).items()}
     text = f"const answer = (value) => console.log(JSON.stringify(value));\n{bundle('test', known)}"
     done = subprocess.run(

@@ -5,32 +5,47 @@ The base is kept in ``build/``: it takes minutes to make. It needs root and Debi
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
+import sys
+import tempfile
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 BASE = "localhost/ugro-test-base"
-_KEPT = ROOT / "build/deployment/base.tar"
-_PACKAGES = "python3,python3-venv,openssh-client"
+_KEPT = ROOT / "build/deployment"
+_PACKAGES = {"base": "python3,python3-venv,openssh-client", "services": "prometheus,postgresql"}
 _LONG_S = 900
+RUN = ("--network=host",)
 # Podman asks for more than an unprivileged virtual machine may give; cgroups of either version will do for runc.
-RUN = ("--network=host", "--ulimit=nofile=1024:4096", "--ulimit=nproc=1024:4096")
+_ULIMITS = ["nofile=1024:4096", "nproc=1024:4096"]
+_OFFLINE = "PIP_OPTIONS=--no-index --find-links /dist"
 
 
 class Podman:
-    def __init__(self, folder: Path) -> None:
-        """``folder``: short, because sockets are in it."""
+    def __init__(self, folder: Path, namespace: str | None = None) -> None:
+        """``folder``: short, because sockets are in it. ``namespace``: the network of containers."""
         self.folder = folder
-        self.bin = folder / "bin"
+        self.bin = folder / f"bin{namespace or ''}"
         self.bin.mkdir(parents=True)
-        program = self.bin / "podman"
+        settings = folder / "containers.conf"
+        settings.write_text(f"[containers]\ndefault_ulimits = {json.dumps(_ULIMITS)}\n")
         words = f"--root {folder}/store --runroot {folder}/run --tmpdir {folder}/tmp --runtime runc"
-        program.write_text(f'#!/bin/sh\nexec {shutil.which("podman")} {words} --cgroup-manager cgroupfs "$@"\n')
+        entered = f"nsenter --net=/run/netns/{namespace} " if namespace else ""
+        program = self.bin / "podman"
+        program.write_text(
+            f"#!/bin/sh\nexport CONTAINERS_CONF={settings}\n"
+            f'exec {entered}{shutil.which("podman")} {words} --cgroup-manager cgroupfs "$@"\n'
+        )
         program.chmod(0o755)
+
+    def within(self, namespace: str) -> Podman:
+        """With the same images."""
+        return Podman(self.folder, namespace)
 
     @property
     def path(self) -> str:
@@ -48,8 +63,28 @@ class Podman:
     def start(self, name: str, image: str, *words: str, options: tuple[str, ...] = ()) -> None:
         self("run", "--detach", "--name", name, *RUN, *options, image, *words)
 
-    def import_base(self) -> None:
-        self("import", "--quiet", str(base()), BASE, timeout_s=_LONG_S)
+    def take(self, name: str) -> str:
+        """An image of the packages of this name."""
+        image = f"localhost/ugro-test-{name}"
+        self("import", "--quiet", str(root_of(name)), image, timeout_s=_LONG_S)
+        return image
+
+    def build(self, file: Path, folder: Path, tag: str, *arguments: str) -> None:
+        words = ["--format", "docker", "--isolation", "chroot", "--network", "host", "-f", str(file), "-t", tag]
+        given = [word for argument in arguments for word in ("--build-arg", argument)]
+        self("build", *words, *given, str(folder), timeout_s=_LONG_S)
+
+    def build_agent(self, folder: Path) -> str:
+        """Built as deploy/Containerfile says, with all wheels beside it, on what ``take("base")`` made."""
+        shutil.copytree(ROOT / "deploy", folder / "deploy")
+        version = self("run", "--rm", *RUN, BASE, "python3", "-c", "import sys; print('%d.%d' % sys.version_info[:2])")
+        pip, dist = [sys.executable, "-m", "pip"], folder / "dist"
+        subprocess.run([*pip, "wheel", "--quiet", "--no-deps", "--wheel-dir", str(dist), str(ROOT)], check=True)
+        [wheel] = dist.glob("ugro-*.whl")
+        argv = [*pip, "download", "--quiet", "--only-binary", ":all:", "--python-version", version.strip()]
+        subprocess.run([*argv, "--dest", str(dist), f"{wheel}[postgres]"], check=True, timeout=_LONG_S)
+        self.build(folder / "deploy/Containerfile", folder, "ugro", f"BASE={BASE}", _OFFLINE)
+        return "ugro"
 
     def close(self) -> None:
         with suppress(AssertionError, subprocess.TimeoutExpired):
@@ -62,25 +97,24 @@ def missing() -> str | None:
     """Why containers cannot be run here."""
     if os.geteuid() != 0:
         return "containers are tried as root only"
-    programs = [name for name in ("podman", "runc", "debootstrap") if shutil.which(name) is None]
+    programs = [name for name in ("podman", "runc", "debootstrap", "catatonit") if shutil.which(name) is None]
     return f"not installed: {', '.join(programs)} (Debian packages of the same names)" if programs else None
 
 
 @cache
-def base() -> Path:
-    if _KEPT.exists():
-        return _KEPT
-    _KEPT.parent.mkdir(parents=True, exist_ok=True)
-    folder = _KEPT.with_name(f"base.{os.getpid()}")  # tests run side by side
-    shutil.rmtree(folder, ignore_errors=True)
-    made = subprocess.run(
-        ["debootstrap", "--variant=minbase", f"--include={_PACKAGES}", "stable", str(folder)],
-        capture_output=True, text=True, timeout=_LONG_S,
-    )  # fmt: skip
-    if made.returncode != 0:
-        raise RuntimeError(f"debootstrap failed: {made.stdout[-500:]}{made.stderr[-500:]}")
-    fresh = _KEPT.with_suffix(f".{os.getpid()}")
-    subprocess.run(["tar", "-C", str(folder), "-cf", str(fresh), "."], check=True, timeout=_LONG_S)
-    fresh.replace(_KEPT)
-    shutil.rmtree(folder, ignore_errors=True)
-    return _KEPT
+def root_of(name: str) -> Path:
+    """The files of a machine with these packages, as an archive."""
+    kept = _KEPT / f"{name}.tar"
+    if kept.exists():
+        return kept
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    # Tests run side by side: each makes its own, and the last one stays.
+    with tempfile.TemporaryDirectory(dir=_KEPT, prefix=name) as folder:
+        argv = ["debootstrap", "--variant=minbase", f"--include={_PACKAGES[name]}", "stable", f"{folder}/root"]
+        made = subprocess.run(argv, capture_output=True, text=True, timeout=_LONG_S)
+        if made.returncode != 0:
+            raise RuntimeError(f"debootstrap failed: {made.stdout[-500:]}{made.stderr[-500:]}")
+        argv = ["tar", "-C", f"{folder}/root", "-cf", f"{folder}/root.tar", "."]
+        subprocess.run(argv, check=True, timeout=_LONG_S)
+        os.replace(f"{folder}/root.tar", kept)
+    return kept

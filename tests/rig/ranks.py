@@ -16,6 +16,16 @@ from tests.rig.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 LIMIT_S = 100
+_NOTING_THREADS = """
+import atexit, json, os
+from pathlib import Path
+
+def note():
+    names = [Path("/proc/self/task", thread, "comm").read_text().strip() for thread in os.listdir("/proc/self/task")]
+    Path(os.environ["RESULT"]).write_text(json.dumps(names))
+
+atexit.register(note)  # after all that is registered later
+"""
 
 
 @dataclass
@@ -60,6 +70,13 @@ def start(
     given = variables or {}
     started = [start_one(argv, folder, (rank, ranks), port, {**given, **of_rank(rank)}) for rank in range(ranks)]
     return Ranks(started, folder)
+
+
+def threads_at_exit(text: str, folder: Path, ranks: int) -> list[list[str]]:
+    """The names of the threads that each rank of a script still has when its interpreter ends."""
+    script = folder / "train.py"
+    script.write_text(_NOTING_THREADS + text)
+    return start([str(script)], folder, ranks).results()
 
 
 def start_one(

@@ -25,6 +25,7 @@ class HttpReceiver:
     port: int = 0
     posted: list[Posted] = field(default_factory=list)
     answers: list[int] = field(default_factory=list)  # the codes of the next answers; then 200
+    text: bytes = b""  # of every answer
     before_answer: Callable[[], object] = lambda: None
 
     @property
@@ -45,8 +46,9 @@ def http_receiver() -> Iterator[HttpReceiver]:
             self.send_response(code)
             if code in (301, 302):
                 self.send_header("Location", f"{receiver.url}/elsewhere")
-            self.send_header("Content-Length", "0")
+            self.send_header("Content-Length", str(len(receiver.text)))
             self.end_headers()
+            self.wfile.write(receiver.text)
 
         do_GET = do_POST  # noqa: N815  # the name is the library's
 

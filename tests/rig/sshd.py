@@ -97,6 +97,16 @@ class SshdNode:
         kind, key = (self.directory / "host_key.pub").read_text().split()[:2]
         return f"{kind} {key}"
 
+    @property
+    def homes(self) -> list[Path]:
+        return [self.home]
+
+    def session_lines(self) -> list[str]:
+        if not self.options.wrapped:
+            return [f'SetEnv "HOME={self.home}" "PATH={_path_of(self)}"']
+        # The account's own shell only starts the wrapper: a bash that thinks itself nested reads no .bashrc.
+        return ["SetEnv SHLVL=2", f"ForceCommand {shlex.quote(str(self.directory / 'session'))}"]
+
     def start(self) -> None:
         self.launch()
         self.wait_until_ready()
@@ -108,7 +118,7 @@ class SshdNode:
     def power_off(self) -> None:
         """Ends everything that runs on the node, at once."""
         end_servers([self])
-        end_all_with_variable("HOME", [str(self.home)])
+        end_all_with_variable("HOME", list(map(str, self.homes)))
 
     def freeze(self) -> None:
         """The server and its sessions hang: connections stand and still open, and nothing is answered."""
@@ -125,7 +135,7 @@ class SshdNode:
 
     def processes(self) -> list[int]:
         """Everything that runs on the node apart from the server: also what left its session."""
-        return sorted({*self.sessions(), *processes_with_variable("HOME", [str(self.home)])})
+        return sorted({*self.sessions(), *processes_with_variable("HOME", list(map(str, self.homes)))})
 
     def kill_sessions(self, *, commands: bool = True) -> None:
         """Kills all sessions; with ``commands=False`` only sshd's part: commands see their pipes close."""
@@ -257,7 +267,7 @@ class Farm(Generic[NodeT]):
         """Ends all servers, their sessions, and what left a session."""
         try:
             end_servers(self.nodes)
-            end_all_with_variable("HOME", [str(node.home) for node in self.nodes])
+            end_all_with_variable("HOME", [str(home) for node in self.nodes for home in node.homes])
         finally:
             for node in self.nodes:
                 node.release()
@@ -373,20 +383,13 @@ def _sshd_config(node: SshdNode) -> str:
         "UsePAM no",
         "PermitUserRC no",
         "PrintMotd no",
-        *_session_lines(node),
+        *node.session_lines(),
     ]
     sftp = next((file for file in _SFTP_SERVERS if Path(file).exists()), None)
     lines += [f"Subsystem sftp {sftp}"] if sftp else []
     # Newer servers lock an address out after failed logins; here all clients and all failures share one.
     lines += ["PerSourcePenalties no"] if _openssh_version() >= (9, 8) else []
     return "\n".join(lines) + "\n"
-
-
-def _session_lines(node: SshdNode) -> list[str]:
-    if not node.options.wrapped:
-        return [f'SetEnv "HOME={node.home}" "PATH={_path_of(node)}"']
-    # The account's own shell only starts the wrapper: a bash that thinks itself nested reads no .bashrc.
-    return ["SetEnv SHLVL=2", f"ForceCommand {shlex.quote(str(node.directory / 'session'))}"]
 
 
 @cache

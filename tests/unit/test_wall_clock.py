@@ -48,7 +48,7 @@ ALLOWED = {
     "cli/alerts.py": SHOWN,
     "cli/health.py": SHOWN,
     "cli/jobs/moment.py": "compared with the times beside logs",
-    "cli/results/pull.py": "keeps the time of a file",
+    "client/pulling.py": "keeps the time of a file",
     "cli/token.py": SHOWN,
     "client/usage.py": "which part of the past is shown",
     "config/allowance.py": SHOWN,

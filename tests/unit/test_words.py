@@ -48,10 +48,18 @@ DROPPED: dict[str, str] = {
     word("desks?"): "claim table",
 }
 _PATTERNS = {re.compile(pattern): instead for pattern, instead in DROPPED.items()}
+# A part of every match, in lower case: looking for these first is much quicker than for all patterns in every line.
+_PARTS = (
+    "told", "sense", "home", "anew", "whoever", "along", "last word", "keeper", "warden", "blank", "kin", "parcel",
+    "herald", "stor", "guise", "distrust", "desk",
+)  # fmt: skip
 
 
 def dropped_words(path: str, text: str) -> Iterator[str]:
     for number, line in enumerate(text.splitlines(), start=1):
+        lower = line.lower()
+        if not any(part in lower for part in _PARTS):
+            continue
         for pattern, instead in _PATTERNS.items():
             if found := pattern.search(line):
                 yield f"{path}:{number}: {found[0]!r}; write: {instead}"

@@ -104,7 +104,7 @@ class Agent:
         await self.cluster.start()
         _remember(self.home, self.cluster)
         self._identity = identity
-        self._parts = parts = make_parts(self._base(), identity)
+        self._parts = parts = make_parts(self._base(await self.store.logins.all()), identity)
         engine = parts.engine
         self.discovery.may_leave = lambda: not engine.safe_mode.is_on
         await begin(engine.safe_mode, records, compared)
@@ -119,7 +119,7 @@ class Agent:
         await self.planning.end_left()
         await self.power.load()
 
-    def _base(self) -> Base:
+    def _base(self, logins: Mapping[str, bool]) -> Base:
         return Base(
             home=self.home,
             store=self.store,
@@ -130,6 +130,7 @@ class Agent:
             monitoring=self.monitoring,
             backups=self.backups,
             kept_environments=self.kept_environments,
+            logins=logins,
         )
 
     async def _compare(self, records: Records) -> Comparison:
@@ -313,7 +314,7 @@ class Agent:
         await self._edit(path, add_node(text, name, fields, file=str(path)), text)
 
     async def remove_node(self, name: str, *, only_if_idle: bool = False) -> None:
-        self.cluster.inventory.get(name)
+        self.cluster.inventory.named(name)
         self.discovery.refuse_removal(name)
         path = self._cluster_file()
         text = read_text(path)
@@ -325,11 +326,11 @@ class Agent:
         await self.measured.forget(name)
 
     async def drain(self, name: str, reason: str) -> None:
-        self.cluster.inventory.get(name)
+        self.cluster.inventory.named(name)
         await self.store.drain(name, reason)
 
     async def resume(self, name: str) -> None:
-        self.cluster.inventory.get(name)
+        self.cluster.inventory.named(name)
         self.discovery.refuse_resume(name)
         await self.store.resume(name)
 

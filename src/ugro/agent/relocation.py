@@ -81,7 +81,8 @@ def _refuse_in_vain(home: StateDir, target: PostgresAddress | None) -> None:
     source = read_address(home)
     if (source is None) == (target is None):
         where = source.url if source is not None else str(home.database)
-        raise NotAllowed(f"the state is in {where} already", hint="to another database: first --to sqlite, then there")
+        hint = "to another database: first --to sqlite, then there" if source is not None else None
+        raise NotAllowed(f"the state is in {where} already", hint=hint)
     if source is None and not home.database.exists():
         raise NotFound(f"there is no state in {home.path}", hint="the agent makes it: ugro agent start")
     if source is not None and home.database.exists():

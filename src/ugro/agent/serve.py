@@ -33,6 +33,8 @@ log = logging.getLogger(__name__)
 
 # While the API is loading, messages from nodes must not wait for Python's usual 5 ms each time.
 _SWITCH_S = 0.0003
+# Thousands of jobs make many objects and few cycles: Python's usual thresholds look for them 20 times as often.
+_GARBAGE = (10_000, 20, 20)
 
 
 async def serve(lock: HomeLock, cluster_file: ServedFile, ready: Ready, front: ServeFront | None = None) -> None:
@@ -99,6 +101,7 @@ def _load(agent: Agent) -> tuple[Server, FastAPI, ServeFront]:
     sys.setswitchinterval(usual_s)
     # Loaded modules are never garbage: searching them would cost a tenth of the start and slow every collection.
     gc.freeze()
+    gc.set_threshold(*_GARBAGE)
     gc.enable()
     return *made, serve_team
 

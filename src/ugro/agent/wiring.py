@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -72,6 +73,7 @@ class Base:
     monitoring: MonitoringService
     backups: Backups
     kept_environments: KeptEnvironments
+    logins: Mapping[str, bool]  # that jobs were started through before, and whether they are clear
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +122,7 @@ def make_parts(base: Base, identity: Identity) -> Parts:
     engine = Engine(
         base.store.jobs, watch, footing.planner, footing.code, scheduler_input, footing.collector
     )
+    engine.logins.remember(base.logins, base.store.logins.clear)
     placed.live = engine.live.get
     _inform_health(base, engine, watch)
     results = ResultService(

@@ -23,7 +23,7 @@ class ItemFailed(UgroError):
         super().__init__(f"{message} (input: {shown(item)})", subject=f"item {index}")
         self.index = index
         self.item = item
-        self.cause_kind = cause_kind  # the class of the exception, or Died, TimedOut, Unpicklable, Unreadable
+        self.cause_kind = cause_kind  # the class of the exception, or Died, TimedOut, NotJson, Unpicklable, Unreadable
         self.reason = message
         self.traceback = traceback
         self.node = node

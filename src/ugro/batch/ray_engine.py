@@ -9,8 +9,10 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,21 +25,36 @@ _NOTE_S = 10.0  # to read the note of an actor that ended
 _KNOCK_S = 5.0
 _GOODBYE_S = 1.0  # for idle actors to remove their files
 _LONELY_S = 10.0  # without any slot, until the user is told why
+_AT_IMPORT: dict[str, str] = {}  # settings that were there as we imported Ray, which reads its token then
 log = logging.getLogger(__name__)
 
 
 class RayEngine:
     name = "ray"
 
-    def __init__(self, address: str | None = None, workers: int | None = None, *, shows_output: bool = True) -> None:
-        """``shows_output``: what the function prints, on the driver's stdout."""
-        self._ray = _imported()
-        self._owns_connection = not self._ray.is_initialized()
-        if self._owns_connection:
-            _connect(self._ray, address, shows_output)
-        self._workers = workers or int(self._ray.cluster_resources().get("CPU", 0))
-        if not self._workers:
-            raise Unsatisfiable("the Ray cluster has no CPUs", hint="give it some: ray start --num-cpus")
+    def __init__(
+        self,
+        address: str | None = None,
+        workers: int | None = None,
+        *,
+        shows_output: bool = True,
+        settings: Mapping[str, str] | None = None,
+    ) -> None:
+        """``shows_output``: what the function prints, on the driver's stdout.
+
+        ``settings``: those that Ray reads from the environment alone, as the token of a cluster.
+        """
+        with ExitStack() as begun:
+            if is_ours := not _is_connected():
+                begun.enter_context(_in_environment(settings or {}))
+            self._ray = _imported()
+            if is_ours:
+                _connect(self._ray, address, shows_output)
+                begun.callback(self._ray.shutdown)
+            self._workers = workers or int(self._ray.cluster_resources().get("CPU", 0))
+            if not self._workers:
+                raise Unsatisfiable("the Ray cluster has no CPUs", hint="give it some: ray start --num-cpus")
+            self._ending = begun.pop_all()
         for module in (frames, worker, ray_worker, script):
             self._ray.cloudpickle.register_pickle_by_value(module)
         self._actor_class = self._ray.remote(num_cpus=1, max_restarts=0)(ray_worker.RayWorker)
@@ -138,8 +155,7 @@ class RayEngine:
             self._ray.kill(slot.actor, no_restart=True)
         self._slots.clear()
         self._published.clear()
-        if self._owns_connection:
-            self._ray.shutdown()
+        self._ending.close()
 
 
 @dataclass(slots=True)
@@ -163,6 +179,32 @@ def _imported() -> Any:
         hint = "pip install 'ugro[ray]'; without Ray: the engine local, or jobs"
         raise FunctionUnusable("Ray is not installed", hint=hint) from error
     return ray
+
+
+def _is_connected() -> bool:
+    """By the program itself."""
+    return "ray" in sys.modules and bool(_imported().is_initialized())
+
+
+@contextmanager
+def _in_environment(settings: Mapping[str, str]) -> Iterator[None]:
+    """For as long as the connection is there: Ray reads some as it is imported, and some later."""
+    if "ray" not in sys.modules:
+        _AT_IMPORT.update(settings)
+    now = {**os.environ, **_AT_IMPORT}
+    if any(now.get(name) != value for name, value in settings.items() if name.startswith("RAY_AUTH_")):
+        hint = 'open the pool before you import ray; or set it before the program begins: eval "$(ugro cluster env)"'
+        raise FunctionUnusable("Ray was imported before, without the token of this cluster", hint=hint)
+    before = {name: os.environ.get(name) for name in settings}
+    os.environ.update(settings)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 def _connect(ray: Any, address: str | None, shows_output: bool) -> None:

@@ -193,7 +193,7 @@ def _failure(failed: Failed) -> ItemFailed:
     if isinstance(cause, Death):
         return ItemFailed(failed.index, failed.item, cause.message, cause_kind=cause.kind, node=cause.node)
     kind, text = cause["kind"], cause["message"]
-    message = text if kind in ("Unpicklable", UNREADABLE) else f"{kind}: {text}" if text else kind
+    message = text if kind in ("NotJson", "Unpicklable", UNREADABLE) else f"{kind}: {text}" if text else kind
     error = ItemFailed(
         failed.index, failed.item, message, cause_kind=kind, traceback=cause["traceback"], node=cause["node"]
     )

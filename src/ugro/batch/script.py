@@ -28,7 +28,17 @@ class ScriptFunction:
         self._function = _loaded(self.path, self.source, self.name)
 
     def __call__(self, line: str, **shared: Any) -> str:
-        return json.dumps(self._function(json.loads(line), **shared))
+        result = self._function(_value(line), **shared)
+        try:
+            return json.dumps(result)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise NotJson(f"its result of type {type(result).__name__} is not JSON: {error}") from None
+
+
+class NotJson(ValueError):
+    """No code of the user's has failed, so no traceback explains it."""
+
+    explains_itself = True
 
 
 class Timed:
@@ -41,6 +51,13 @@ class Timed:
         began = time.perf_counter()
         result = self.function(item, **shared)
         return time.perf_counter() - began, sys.getsizeof(result, 64)
+
+
+def _value(line: str) -> Any:
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise NotJson(f"the line of the input is not JSON: {error}") from None
 
 
 def returned(item: Any) -> Any:

@@ -106,11 +106,10 @@ class Worker:
         return self._functions[name]
 
     def _report(self, error: BaseException) -> dict[str, Any]:
-        lines = traceback.format_exception(type(error), error, _without_ours(error.__traceback__))
         return {
             "kind": type(error).__name__,
             "message": _text(error),
-            "traceback": "".join(lines),
+            "traceback": "" if getattr(error, "explains_itself", False) else _trace(error),
             "pickle": self._pickled(error),
         }
 
@@ -146,8 +145,10 @@ class Applied:
         return self.function(*item[0], **item[1])
 
 
-def _without_ours(trace: Any) -> Any:
-    return trace.tb_next if trace is not None else None
+def _trace(error: BaseException) -> str:
+    """Without our own frame, which is its first."""
+    trace = error.__traceback__
+    return "".join(traceback.format_exception(type(error), error, trace.tb_next if trace is not None else None))
 
 
 def _text(error: BaseException) -> str:

@@ -99,7 +99,7 @@ def logs(session: Session, tail: int, follow: bool) -> None:
 
     Works without a running agent, too.
     """
-    path = session.new_client().home.log
+    path = session.new_client().reach.own("reading the agent's log").home.log
     try:
         log = path.open("rb")
     except OSError as error:

@@ -50,14 +50,14 @@ def dashboard(session: Session, no_open: bool) -> None:
 
 
 def _forward(session: Session, client: Client, link: DashboardLink, *, is_to_open: bool) -> None:
-    from ugro.client.remote.client import RemoteClient
+    from ugro.client.remote.agent import RemoteAgent
     from ugro.client.remote.forward import DashboardForward
     from ugro.client.remote.link import MasterLink
 
-    assert isinstance(client, RemoteClient)
-    assert isinstance(client.link, MasterLink)
+    assert isinstance(client.reach, RemoteAgent)
+    assert isinstance(client.reach.link, MasterLink)
     output = session.output
-    with DashboardForward(client.link, link.url) as forward:
+    with DashboardForward(client.reach.link, link.url) as forward:
         if output.is_json:
             output.document({"dashboard": replace(link, url=forward.url)})
         else:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+from contextlib import closing
 
 import click
 
 from ugro.cli.session import Session, json_option, pass_session
-from ugro.client.remote.client import RemoteClient
+from ugro.client.remote.agent import RemoteAgent
 from ugro.client.remote.master import LOCAL, MASTER_VARIABLE, chosen_master, forget, remember
 from ugro.core.errors import UsageError
 from ugro.core.support.state_dir import StateDir
@@ -34,8 +35,8 @@ def login(session: Session, master: str, command: str | None) -> None:
     home = StateDir.find(os.environ)
     chosen = chosen_master(os.environ, home, named=master, command=command or session.named_command)
     assert chosen is not None
-    with RemoteClient(chosen, on_wait=session.output.progress) as client:
-        agent, there = client.agent(), client.link.banner
+    with closing(RemoteAgent(chosen, home, on_wait=session.output.progress)) as reach:
+        agent, there = reach.agent(), reach.link.banner
     remember(home, chosen)
     session.output.end_progress()
     if session.output.is_json:

@@ -332,13 +332,14 @@ def _writing() -> Iterator[None]:
 
 
 def _expected(error: click.ClickException) -> str | None:
-    """The allowed range of a number, in our words."""
+    """Which numbers are allowed, in our words."""
     parameter = error.param if isinstance(error, click.BadParameter) else None
     kind = parameter.type if parameter else None
     if parameter is None or not isinstance(kind, click.IntRange | click.FloatRange):
         return None
-    limits = f"{kind.min} to {kind.max}" if kind.max is not None else f"{kind.min} or more"
-    return f"{max(parameter.opts, key=len)}: expected {limits}"
+    what = "a whole number" if isinstance(kind, click.IntRange) else "a number"
+    limits = f" from {kind.min} to {kind.max}" if kind.max is not None else f", {kind.min} or more"
+    return f"{max(parameter.opts, key=len)}: expected {what}{limits}"
 
 
 def _has_colour(stream: Any) -> bool:

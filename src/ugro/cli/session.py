@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ugro.client.client import Client
+    from ugro.client.own_agent import OwnWish
+    from ugro.client.reach import Reach
     from ugro.client.remote.master import Master
     from ugro.core.errors import Unallowed
     from ugro.core.safe_mode import SafeMode
@@ -80,42 +82,31 @@ class Session:
             raise NotAllowed(f"ugro {what} does not work from another machine (the master is {master})", hint=hint)
 
     def new_client(self, *, any_cluster: bool = False) -> Client:
-        client = self._remote_client(master) if (master := self.master) is not None else self._here(any_cluster)
-        click.get_current_context().call_on_close(client.close)
-        return client
-
-    def _remote_client(self, master: Master) -> Client:
-        from ugro.client.remote.client import RemoteClient
+        from ugro.client.choice import chosen_reach
 
         if self.cluster is not None:
             self.expect_local(f"--cluster {self.cluster}")
-        return RemoteClient(master, on_wait=self.output.progress, on_link=self.output.warn)
-
-    def _here(self, any_cluster: bool) -> Client:
-        from ugro.core.support.state_dir import chosen_socket
-
-        if (path := chosen_socket(os.environ)) is None:
-            return self._own(any_cluster)
-        from ugro.client.remote.team import TeamClient
-
-        return TeamClient(path, on_wait=self.output.progress)
+        named = {"named": self.named_master, "command": self.named_command}
+        return self._closing(chosen_reach(self._wish(any_cluster), **named, on_link=self.output.warn))
 
     def own_client(self) -> Client:
-        """Of this machine's agent, whatever master is chosen."""
-        client = self._own(any_cluster=False)
+        """Of this account's agent on this machine, whatever master or team is chosen."""
+        from ugro.client.own_agent import OwnAgent
+        from ugro.core.support.state_dir import StateDir
+
+        return self._closing(OwnAgent(StateDir.find(os.environ), self._wish(any_cluster=False)))
+
+    def _closing(self, reach: Reach) -> Client:
+        from ugro.client.client import Client
+
+        client = Client.through(reach)
         click.get_current_context().call_on_close(client.close)
         return client
 
-    def _own(self, any_cluster: bool) -> Client:
-        from ugro.client.client import Client
+    def _wish(self, any_cluster: bool) -> OwnWish:
+        from ugro.client.own_agent import OwnWish
 
-        return Client(
-            cluster=self.cluster,
-            any_cluster=any_cluster,
-            log_level=self.log_level,
-            on_wait=self.output.progress,
-            on_unallowed=self._ask_to_allow,
-        )
+        return OwnWish(self.cluster, any_cluster, self.log_level, self.output.progress, self._ask_to_allow)
 
 
 def warn_of_safe_mode(output: Output, mode: SafeMode) -> None:
@@ -158,6 +149,16 @@ class CommandGroup(click.Group):
         near = difflib.get_close_matches(args[0], self.list_commands(ctx), n=1)
         hint = f"did you mean: {ctx.command_path} {near[0]}?" if near else f"see: {ctx.command_path} --help"
         raise click.UsageError(f"no such command: {args[0]}\nhint:  {hint}", ctx)
+
+
+class StartGroup(CommandGroup):
+    """What is none of its commands is for its command ``start``."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        first = next((word for word in args if word != "--json"), None)
+        if first is not None and first not in self.commands and first not in ("-h", "--help"):
+            args = ["start", *args]
+        return super().parse_args(ctx, args)
 
 
 def json_option(command: F) -> F:

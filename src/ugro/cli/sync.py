@@ -7,6 +7,7 @@ import os
 import click
 
 from ugro.cli import candidates
+from ugro.cli.jobs.result_summary import amount
 from ugro.cli.output import Cell, Output, Style
 from ugro.cli.session import Session, json_option, pass_session
 from ugro.core.code import Snapshot, SyncReport
@@ -76,7 +77,7 @@ def _progress(reports: list[SyncReport]) -> str:
 
 
 def _show(output: Output, snapshot: Snapshot, reports: list[SyncReport]) -> None:
-    output.note(f"{snapshot.folder}: {snapshot.files:,} files, {format_size(snapshot.bytes)}, {snapshot.id[:12]}")
+    output.note(f"{snapshot.folder}: {amount(snapshot.files, snapshot.bytes)}, {snapshot.id[:12]}")
     for sentence in snapshot.skipped[:_MOST_SHOWN]:
         output.note(f"not sent: {sentence}")
     rows = [

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ugro.core.errors import UsageError
 
 if TYPE_CHECKING:
+    from ugro.batch.engine import Engine
     from ugro.batch.pool import Pool
     from ugro.client.client import Client
     from ugro.core.estimate import Place
@@ -28,6 +29,7 @@ class PoolWish:
     workers: int | None = None  # in all
     address: str | None = None  # of a Ray cluster
     options: Mapping[str, Any] = field(default_factory=dict)  # of jobs
+    shows_output: bool = True  # what functions print on Ray, on the driver's stdout
 
 
 def open_pool(client: Client, wish: PoolWish) -> Pool:
@@ -42,8 +44,27 @@ def open_pool(client: Client, wish: PoolWish) -> Pool:
         return Pool(engine=jobs_engine(client, wish.nodes, wish.workers, wish.options))
     if asks_for_jobs:
         what = "nodes" if wish.nodes is not None else next(iter(wish.options))
-        raise UsageError(f"the engine {engine} has no option {what!r}", hint='engine="jobs" has it')
-    return Pool(engine=engine, address=address, workers=wish.workers)
+        raise UsageError(f"the engine {engine} has no option {what!r}", hint="the engine jobs has it")
+    if engine == "ray":
+        return Pool(engine=_ray_engine(client, wish, address))
+    return Pool(engine=engine, workers=wish.workers)
+
+
+def _ray_engine(client: Client, wish: PoolWish, address: str | None) -> Engine:
+    """At the address; else on the only cluster of UGRO's that runs; else on what Ray finds on this machine."""
+    from ugro.batch.ray_engine import RayEngine
+
+    settings = {} if address else _only_cluster(client)
+    address = address or settings.get("RAY_ADDRESS") or "auto"
+    return RayEngine(address, wish.workers, shows_output=wish.shows_output, settings=settings)
+
+
+def _only_cluster(client: Client) -> dict[str, str]:
+    from ugro.client.ray_clusters import connection
+
+    if client.running_agent() is None or len(client.ray_clusters.list()) != 1:
+        return {}
+    return connection(client.home, client.ray_clusters.access())
 
 
 def cluster_place(client: Client) -> Place | None:

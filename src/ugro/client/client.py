@@ -6,34 +6,29 @@ Types that only some calls need are imported there: importing this module takes 
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
-import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self
 
-import ugro
-from ugro.client.clusterfile import ClusterFile, find_cluster_file, when_allowed
+from ugro.client.choice import chosen_reach
 from ugro.client.commands import Ended as Ended
 from ugro.client.commands import OutputPiece as OutputPiece
 from ugro.client.commands import execute
-from ugro.client.http import AgentGone, Connection, NoAgent, lines
-from ugro.client.launcher import START_LIMIT_S, is_locked, start_agent
+from ugro.client.http import Connection, lines
+from ugro.client.own_agent import OwnAgent, OwnWish, absolute
 from ugro.client.parts import Parts
-from ugro.client.stopping import STATUS_S, end_agent, holder_hint, stop
-from ugro.client.team import expect_own, team_agent
+from ugro.client.reach import ANSWER_S, Reach
 from ugro.core.agent import AgentStatus
-from ugro.core.errors import NotAllowed, Unallowed, Unreachable
+from ugro.core.errors import Unallowed
 from ugro.core.support.codec import decode
-from ugro.core.support.state_dir import CLUSTER_VARIABLE, StateDir, chosen_socket
+from ugro.core.support.state_dir import StateDir
 
 if TYPE_CHECKING:
     from ugro.batch.pool import Pool
     from ugro.client.remote.master import Master
+    from ugro.client.remote.pull import Pulled
     from ugro.client.tunnel import Tunnel
     from ugro.core.agent import DashboardLink
     from ugro.core.alert import Alert, Tried
@@ -45,15 +40,13 @@ if TYPE_CHECKING:
     from ugro.core.node import NodeReport
     from ugro.policy.scheduling.selection import Choice
 
-_ANSWER_S = 60.0
-_LONGEST_SETTINGS = 32 * 1024  # in a header
-_MOST_STOPPED = 3  # agents that are stopped by others before they answer
-_Answer = TypeVar("_Answer")
-
 
 class Client(Parts):
-    master: Master | None = None  # None: the agent reads files of this machine itself
-    is_elsewhere = False  # the agent is on another machine
+    """Uses the agent that commands use: of the master that ``ugro login`` or UGRO_MASTER names, of the team that
+    UGRO_SOCKET names, or this account's own. With ``home``, this account's own in that folder, whatever is set.
+    """
+
+    reach: Reach
 
     def __init__(
         self,
@@ -65,17 +58,30 @@ class Client(Parts):
         on_wait: Callable[[str], None] | None = None,
         on_unallowed: Callable[[Unallowed], bool] | None = None,  # asks the user; without it, the error is raised
     ) -> None:
-        self.home = StateDir(Path(home).absolute()) if home else StateDir.find(os.environ)
-        self._cluster = Path(cluster) if cluster is not None else None
-        self._any_cluster = any_cluster
-        self._log_level = log_level
-        self._on_wait = on_wait
-        self._on_unallowed = on_unallowed
-        self._served: ClusterFile | None = None  # that of the agent which is restarted
-        # Of a team's agent, which somebody else runs; None: the agent of this user, in its own state directory.
-        self._team = chosen_socket(os.environ) if home is None else None
-        self.socket = self._team or self.home.socket
-        self._connection = self.connection()
+        file = Path(cluster) if cluster is not None else None
+        wish = OwnWish(file, any_cluster, log_level, on_wait, on_unallowed)
+        self.reach = OwnAgent(StateDir(Path(home).absolute()), wish) if home else chosen_reach(wish)
+
+    @classmethod
+    def through(cls, reach: Reach) -> Client:
+        made = Client.__new__(Client)
+        made.reach = reach
+        return made
+
+    @property
+    def home(self) -> StateDir:
+        """This account's state directory, on this machine."""
+        return self.reach.home
+
+    @property
+    def master(self) -> Master | None:
+        """Where the agent is that does not read files of this account; None: it does."""
+        return self.reach.master
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """The agent is on another machine."""
+        return self.reach.is_elsewhere
 
     def __enter__(self) -> Self:
         return self
@@ -87,86 +93,41 @@ class Client(Parts):
 
     def close(self) -> None:
         """The next call connects again."""
-        self._connection.close()
+        self.reach.close()
 
     def connection(self) -> Connection:
         """A new one to the agent; opened when it is used."""
-        return Connection(self.socket)
+        return self.reach.connection()
 
     # --- the agent ---------------------------------------------------------------------------------------------
 
     def agent(self) -> AgentStatus:
         """The running agent, started if necessary: of our version, and for the cluster that was asked for."""
-        if self._team is not None:
-            return team_agent(self._connection, self._team)
-        return when_allowed(self._agent, self.home, self._on_unallowed)
-
-    def _agent(self) -> AgentStatus:
-        deadline = time.monotonic() + START_LIMIT_S
-        wanted = self._wanted()
-        has_started_it = False
-        while time.monotonic() < deadline:
-            agent = self.running_agent()
-            if agent is None:
-                has_started_it = self._start_agent(wanted)
-            elif agent.version != ugro.__version__ and has_started_it:
-                raise NotAllowed(
-                    f"ugro was changed from {ugro.__version__} to {agent.version} while this program ran",
-                    hint="start this program again",
-                )
-            elif agent.version != ugro.__version__:
-                self._replace(agent)
-            elif wanted.path is None or _is_served(wanted, agent):
-                return agent
-            else:
-                self._switch(wanted, agent)
-        raise Unreachable(
-            f"no agent answers within {START_LIMIT_S:g} s", hint=f"{holder_hint(self.home)}; see: ugro agent logs"
-        )
+        return self.reach.agent()
 
     def running_agent(self) -> AgentStatus | None:
-        """The running agent of any version, or None; never starts one."""
-        try:
-            headers = _headers(os.environ) if self._team is None else {}
-            answer = self._connection.ask("GET", "/v1/agent", timeout_s=STATUS_S, headers=headers)
-        except AgentGone:
-            return None
-        return decode(AgentStatus, answer)
+        """The running agent of any version, or None; never starts one on this machine."""
+        return self.reach.running_agent()
 
     def stop_agent(self, *, only_if_idle: bool = False, keeps_cluster: bool = False) -> bool:
         """Stops the agent and waits for its end; False if none ran. Jobs keep running.
 
         ``keeps_cluster``: the next agent continues with the same cluster file, even if it is not found again.
         """
-        expect_own(self._team)
-        has_stopped = end_agent(self.home, self._connection, only_if_idle=only_if_idle)
-        for link in () if keeps_cluster else (self.home.served_cluster, self.home.served_found):
-            with contextlib.suppress(OSError):
-                link.unlink()
-        return has_stopped
+        own = self.reach.own("stopping the agent")
+        return own.stop(only_if_idle=only_if_idle, keeps_cluster=keeps_cluster)
 
     def restart_agent(self) -> AgentStatus:
         """Stops the agent and starts another one, with the same cluster file unless another was asked for."""
-        expect_own(self._team)
-        before = self.running_agent()
-        served = before.cluster_file if before is not None else None
-        if self._cluster is None and not os.environ.get(CLUSTER_VARIABLE) and served and os.path.exists(served):
-            is_found = before is not None and before.cluster_found
-            self._served = ClusterFile(Path(served), is_asked_for=True, is_found=is_found)
-            if is_found:
-                self.require_allowed(Path(served))  # while the last agent still runs
-        # If the next one does not start, the one after it still knows its cluster file.
-        end_agent(self.home, self._connection)
-        return self.agent()
+        return self.reach.own("restarting the agent").restart()
 
     def require_allowed(self, path: Path) -> None:
         """For a cluster file that was found in a folder. Raises Unallowed."""
-        from ugro.client.allowances import require
-
-        when_allowed(lambda: require(self.home, path), self.home, self._on_unallowed)
+        self.reach.own("allowing a cluster file").require_allowed(path)
 
     def use_cluster(self, path: Path | None) -> None:
-        self._ask("PUT", "/v1/cluster", {"path": str(_absolute(path)) if path else None})
+        self.reach.own("choosing a cluster file")
+        self._ask("PUT", "/v1/cluster", {"path": str(absolute(path)) if path else None})
 
     def reload_cluster(self) -> AgentStatus:
         """Makes the agent read the cluster file now; it would do so within a second."""
@@ -298,6 +259,17 @@ class Client(Parts):
         """The page that Prometheus scrapes."""
         return b"".join(self._stream("GET", "/metrics"))
 
+    # --- results -----------------------------------------------------------------------------------------------
+
+    def pull(
+        self, job: str | int, target: Path | str, *, attempt: int | None = None, force: bool = False
+    ) -> Pulled:
+        """Copies a job's results to a folder here, once they are collected; ``force`` overwrites files that differ."""
+        from ugro.client.pulling import arrived, pull
+
+        _, made = arrived(self, job, attempt, lambda made: self.reach.wait(f"the results of job {made.job}"))
+        return pull(self, made, Path(target), is_forced=force, on_progress=lambda done: None)
+
     # --- many items --------------------------------------------------------------------------------------------
 
     def pool(
@@ -327,8 +299,7 @@ class Client(Parts):
 
     def twin(self) -> Client:
         """For another thread: a client is used by one at a time."""
-        home, cluster = self.home.path, self._cluster
-        return Client(home=home, cluster=cluster, any_cluster=self._any_cluster, log_level=self._log_level)
+        return Client.through(self.reach.twin())
 
     # --- commands ----------------------------------------------------------------------------------------------
 
@@ -351,102 +322,21 @@ class Client(Parts):
         """Stops a running ``exec``, whose iterator then reports how it ended on each node."""
         connection = self.connection()
         try:
-            connection.ask("DELETE", f"/v1/exec/{_quoted(key)}", timeout_s=_ANSWER_S)
+            connection.ask("DELETE", f"/v1/exec/{_quoted(key)}", timeout_s=ANSWER_S)
         finally:
             connection.close()
 
     # --- the connection ----------------------------------------------------------------------------------------
 
-    def _ask(self, method: str, path: str, body: Any = None, *, timeout_s: float = _ANSWER_S) -> Any:
-        return self._reaching(lambda: self._connection.ask(method, path, body, timeout_s=timeout_s))
+    def _ask(self, method: str, path: str, body: Any = None, *, timeout_s: float = ANSWER_S) -> Any:
+        return self.reach.ask(method, path, body, timeout_s=timeout_s)
 
-    def _stream(self, method: str, path: str, body: Any = None, *, timeout_s: float | None = _ANSWER_S) -> Any:
-        """A streamed answer has a connection of its own, so that other calls can be made meanwhile."""
-        connection = self.connection()
-        try:
-            yield from self._reaching(lambda: connection.start(method, path, body, timeout_s=timeout_s))
-        finally:
-            connection.close()
+    def _stream(self, method: str, path: str, body: Any = None, *, timeout_s: float | None = ANSWER_S) -> Any:
+        return self.reach.stream(method, path, body, timeout_s=timeout_s)
 
     def streamed(self, method: str, path: str, body: Any = None) -> Iterator[bytes]:
         """The content of an answer, as it arrives."""
-        stream: Iterator[bytes] = self._stream(method, path, body)
-        return stream
-
-    def _reaching(self, send: Callable[[], _Answer]) -> _Answer:
-        """Starts the agent if necessary, and again if it is stopped before it got the request."""
-        if not self._connection.is_usable:
-            self.agent()
-        for _ in range(_MOST_STOPPED):
-            try:
-                return send()
-            except NoAgent:
-                self.agent()
-        return send()
-
-    def _wanted(self) -> ClusterFile:
-        if self._any_cluster:
-            return ClusterFile(None)
-        found = self._served or find_cluster_file(self._cluster, os.environ, Path.cwd(), self.home)
-        return replace(found, path=_absolute(found.path)) if found.path else found
-
-    def _start_agent(self, cluster: ClusterFile) -> bool:
-        if is_locked(self.home):  # by an agent that is starting or stopping
-            self._wait("waiting for the agent")
-            time.sleep(0.02)
-            return False
-        return start_agent(self.home, cluster, log_level=self._log_level, on_wait=self._on_wait)
-
-    def _replace(self, agent: AgentStatus) -> None:
-        self._wait(f"replacing the agent of version {agent.version}")
-        try:
-            stop(self.home, self._connection, agent.pid, only_if_idle=True)
-        except NotAllowed as error:
-            raise NotAllowed(
-                f"the agent has version {agent.version}, this is {ugro.__version__}: {error.message}", hint=error.hint
-            ) from error
-
-    def _switch(self, wanted: ClusterFile, agent: AgentStatus) -> None:
-        if agent.cluster_file is not None:
-            raise NotAllowed(
-                f"the agent in {self.home.path} uses {agent.cluster_file}, not {wanted.path}",
-                hint=f"stop it first: ugro agent stop; or use its cluster here: ugro --cluster {agent.cluster_file} …; "
-                "or use both at once: UGRO_HOME=DIR ugro …",
-            )
-        try:
-            body = {"path": str(wanted.path), "found": wanted.is_found}
-            self._connection.ask("PUT", "/v1/cluster", body, timeout_s=_ANSWER_S)
-        except AgentGone:
-            return  # switched or not: the caller looks again
-
-    def _wait(self, what: str) -> None:
-        if self._on_wait:
-            self._on_wait(what)
-
-
-def _is_served(wanted: ClusterFile, agent: AgentStatus) -> bool:
-    if agent.cluster_file is None:
-        return False
-    if not wanted.is_asked_for or str(wanted.path) == agent.cluster_file:
-        return True
-    try:
-        return os.path.samefile(str(wanted.path), agent.cluster_file)
-    except OSError:
-        return False
-
-
-def _absolute(path: Path) -> Path:
-    """Resolves the folder, but not the file: its link may be changed later."""
-    return path.parent.resolve() / path.name
-
-
-def _headers(env: Mapping[str, str]) -> dict[str, str]:
-    # The agent outlives the login that started it; only the newest ssh-agent works.
-    socket = env.get("SSH_AUTH_SOCK", "")
-    found = {"ugro-ssh-auth-sock": socket} if socket and socket.isascii() and socket.isprintable() else {}
-    # The agent knows which of them are settings, and says which it does not use.
-    settings = json.dumps({name: value for name, value in env.items() if name.startswith("UGRO_")})
-    return {**found, "ugro-settings": settings} if len(settings) < _LONGEST_SETTINGS else found
+        return self.reach.stream(method, path, body)
 
 
 def _query(key: str, values: Sequence[str]) -> str:

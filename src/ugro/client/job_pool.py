@@ -17,6 +17,7 @@ from ugro.batch.jobs.shipped import BOOT, SOCKET
 from ugro.client.tunnel import Dialer, NodeStream
 from ugro.core.errors import TimedOut, UgroError, UsageError
 from ugro.core.job import HOLDING_STATES, JobState
+from ugro.core.login import node_of
 from ugro.core.node import NodeReport, Status
 from ugro.policy.batching.seats import Candidate, Wish, choose
 
@@ -119,7 +120,7 @@ def _candidates(client: Client, reports: Sequence[NodeReport], *, brings_python:
     held: Counter[str] = Counter()
     for job in client.jobs.newest(None, states=HOLDING_STATES):
         for share in job.held.shares if job.held else ():
-            held[share.node] += share.cpus
+            held[node_of(share.node)] += share.cpus
     found = []
     for report in reports:
         cores = report.machine.cores if report.machine else 0

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from ugro.core.support.state_dir import StateDir
-
 if TYPE_CHECKING:
     from ugro.client.backups import Backups
     from ugro.client.cluster_files import ClusterFiles
@@ -21,6 +19,7 @@ if TYPE_CHECKING:
     from ugro.client.planning import Planning
     from ugro.client.power import PowerCalls
     from ugro.client.ray_clusters import RayClusterCalls
+    from ugro.client.reach import Reach
     from ugro.client.recipes import Recipes
     from ugro.client.safe_mode import SafeModeCalls
     from ugro.client.services import ServiceCalls
@@ -30,8 +29,7 @@ if TYPE_CHECKING:
 
 
 class Parts:
-    home: StateDir
-    _on_wait: Callable[[str], None] | None
+    reach: Reach
     _ask: Callable[..., Any]
     _stream: Callable[..., Any]
 
@@ -81,13 +79,15 @@ class Parts:
     def backups(self) -> Backups:
         from ugro.client.backups import Backups
 
-        return Backups(self.home, self._on_wait)
+        own = self.reach.own("a backup of the agent's state")
+        return Backups(own.home, own.on_wait)
 
     @property
     def stores(self) -> Stores:
         from ugro.client.stores import Stores
 
-        return Stores(self.home, self._on_wait)
+        own = self.reach.own("finding or moving the agent's state")
+        return Stores(own.home, own.on_wait)
 
     @property
     def safe_mode(self) -> SafeModeCalls:

@@ -44,11 +44,10 @@ def expect_trusted(path: Path) -> None:
         raise NotAllowed(f"{path.parent} does not belong to {name}", hint=hint)
 
 
-def expect_own(team: Path | None) -> None:
-    """Raises NotAllowed for an agent that somebody else runs."""
-    if team is not None:
-        hint = f"for an agent of yours: unset {SOCKET_VARIABLE}"
-        raise NotAllowed("the agent of the team is run by its owner", hint=hint)
+def of_its_owner() -> NotAllowed:
+    """What only who runs the agent can do."""
+    hint = f"for an agent of yours: unset {SOCKET_VARIABLE}"
+    return NotAllowed("the agent of the team is run by its owner", hint=hint)
 
 
 def _owner(uid: int) -> str:

@@ -175,7 +175,7 @@ def _node_lines(config: Config, *, is_masked: bool) -> Iterator[str]:
     for node in config.nodes:
         env = dict(masked(node.env)) if is_masked else dict(node.env)
         root = node.remote_root if node.remote_root != _DEFAULT.remote_root else None
-        more = {"python": node.python, "remote_root": root, "env": env or None}
+        more = {"account": node.account, "python": node.python, "remote_root": root, "env": env or None}
         extra = "".join(f", {name}: {flow(value)}" for name, value in more.items() if value is not None)
         yield f"node {node.name}: {_way(node)}{extra}"
         yield from _power_lines(node)

@@ -59,7 +59,7 @@ class OtlpKeys(Section):
     endpoint: str = key(
         "",
         _URL,
-        "The receiver's address. Without a path, `/v1/metrics` is added.",
+        "The receiver's address. `/v1/metrics` is added, unless it ends so.",
         example="http://collector.lan:4318",
     )
     token_file: str | None = key(

@@ -16,6 +16,7 @@ from ugro.config.problems import KeyPath, Problem, config_error, nearest
 from ugro.config.schema import Config, NodeEntry, Settings
 from ugro.config.yamltext import escaped, shown
 from ugro.core.errors import ConfigError
+from ugro.core.login import USER
 from ugro.core.node import NodeSpec, Role
 from ugro.core.support.state_dir import CLUSTER_FILE, CLUSTER_VARIABLE
 
@@ -50,7 +51,16 @@ def parse_config(text: str, path: Path, env: Mapping[str, str]) -> Config:
         raise config_error(file, document.problems)
     settings = with_environment(settings, env)
     nodes = tuple(entry.spec(name, settings) for name, entry in entries.items())
+    for name in [node.name for node in nodes if node.account is not None and not _is_personal(node.remote_root)]:
+        message = f"jobs on {name} run in accounts of their users, who cannot share one remote_root"
+        document.note(("nodes",), message, "choose one below ~, or with {user}: /data/{user}/ugro")
+    if document.problems:
+        raise config_error(file, document.problems)
     return _config(settings, nodes, path, env)
+
+
+def _is_personal(folder: str) -> bool:
+    return USER in folder or folder.startswith("~/")
 
 
 def _refuse_foreign(file: str, tree: Mapping[str, object]) -> None:

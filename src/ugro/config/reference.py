@@ -51,6 +51,7 @@ nodes:
   gpu1:
     host: gpu1.lan
     user: bob
+    account: "{user}"
   gpu2: {transport: kubernetes, pod: gpu-0, container: trainer, namespace: training}
 """
 

@@ -29,7 +29,7 @@ from ugro.config.power import Power, PowerKeys, rule_of
 from ugro.config.python_env import EnvironmentSection
 from ugro.config.quotas import FairShareSection, QuotaSection
 from ugro.config.section import Section, key, nested, section
-from ugro.config.team import Api, Team
+from ugro.config.team import ACCOUNT, Api, Team
 from ugro.config.transport import CONTAINER_NAME, KUBERNETES_NAME, Transport, Way
 from ugro.config.yamltext import shown
 from ugro.core.node import NodeSpec, Role
@@ -400,6 +400,13 @@ class NodeEntry(Section):
     )
     user: str | None = key(None, USER, "The user name to log in with; without it, ssh decides.", example="ann")
     port: int | None = key(None, _PORT, "The port of the ssh server; without it, ssh decides.", example=22)
+    account: str | None = key(
+        None,
+        ACCOUNT,
+        "The account of a job on this node, with `{user}` for the job's user: `\"{user}\"` logs in as the person. "
+        "Without it, `team.account`; without that too, jobs run in the account of `user`.",
+        example="{user}",
+    )
     role: Role = key(Role.WORKER, Choice(Role), "The node's role in the cluster; at most one node is the master.")
     gpu: str | None = key(
         None, LINE, "A note about its GPU. UGRO uses what it detects, not this.", example="RTX 4070"
@@ -460,6 +467,9 @@ class NodeEntry(Section):
                 at=("host",),
             )
         self._way.check()
+        if self.account is not None and self.transport != "ssh":
+            hint = "remove account, or reach the node by ssh"
+            raise BadValueError("only nodes that are reached by ssh have accounts", hint=hint, at=("account",))
 
     @property
     def _way(self) -> Way:
@@ -467,6 +477,7 @@ class NodeEntry(Section):
 
     def spec(self, name: str, common: Settings) -> NodeSpec:
         """``common``: used for what the node does not say itself."""
+        account = (self.account or common.team.account) if self.transport == "ssh" else None
         return NodeSpec(
             name=name,
             host=self.host or self.ip or "",
@@ -483,4 +494,5 @@ class NodeEntry(Section):
             env=tuple(sorted(self.env.items())),
             owner=self.owner.rule(common.owner),
             power=rule_of(name, self.labels, self.power, common.power),
+            account=account,
         )

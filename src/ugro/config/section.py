@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
+from functools import partial
 from typing import Any, ClassVar, Self, TypeVar, cast, dataclass_transform
 
 from ugro.config.kinds import BadValueError, Kind, OrNull
@@ -21,6 +22,8 @@ from ugro.config.yamltext import flow, shown
 
 T = TypeVar("T")
 _KEYS: dict[type, dict[str, Key]] = {}
+_UNUSED: dict[type, object] = {}
+_MADE: dict[type, object] = {}
 NO_OPTION = ""  # a key that is too much for a command line
 
 
@@ -70,7 +73,8 @@ def key(
 def nested(section: type[T]) -> T:
     """A key whose value is a map of its own."""
     kind = Nested(cast(type[Section], section))
-    return field(default_factory=section, metadata={"key": Key(kind, section.__doc__ or "")})
+    default = partial(_unused, section)
+    return field(default_factory=default, metadata={"key": Key(kind, section.__doc__ or "")})
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
@@ -173,6 +177,21 @@ def _key(one: Field[Any]) -> Key:
 
 def made(value: Any) -> Any:
     """What a parsed value stands for in the program."""
-    if isinstance(value, Section) and value.makes is not None:
-        return value.makes(**value.made())
-    return value
+    if not isinstance(value, Section) or value.makes is None:
+        return value
+    kind = type(value)
+    return _made_of_unused(kind) if value is _unused(kind) else value.makes(**value.made())
+
+
+def _unused(kind: type[T]) -> T:
+    """A section of which no key is given. Most of a small job's are, and they are all the same one."""
+    if kind not in _UNUSED:
+        _UNUSED[kind] = kind()
+    return cast(T, _UNUSED[kind])
+
+
+def _made_of_unused(kind: type[Section]) -> Any:
+    assert kind.makes is not None
+    if kind not in _MADE:
+        _MADE[kind] = kind.makes(**_unused(kind).made())
+    return _MADE[kind]

@@ -5,13 +5,22 @@ from __future__ import annotations
 import ipaddress
 
 from ugro.config.discovery import OneMap
-from ugro.config.kinds import BadValueError, Choice, Kind, MapOf
-from ugro.config.names import LOCAL_PATH, USER
+from ugro.config.kinds import BadValueError, Choice, Kind, MapOf, Text
+from ugro.config.names import LOCAL_PATH, USER, is_user
 from ugro.config.section import Section, key, section
+from ugro.core import login
 from ugro.core.identity import Role
 from ugro.core.support.loopback import is_loopback
 
 _MOST_MEMBERS = 10_000
+
+
+def _is_account(text: str) -> bool:
+    """One account for each user: where two had the same, one would have the other's jobs."""
+    return text.count(login.USER) == 1 and "@" not in text and is_user(text.replace(login.USER, "user"))
+
+
+ACCOUNT = Text("a name with {user} in it, such as \"{user}\"", _is_account)
 
 
 @section
@@ -44,6 +53,13 @@ class Team(Section):
         "The team's socket, in a folder of its own. Null is `/run/ugro/agent.sock` for root, in systemd's runtime "
         "directory for a unit that has one, else `/tmp/ugro-OWNER/agent.sock`. Members name it in `UGRO_SOCKET`.",
         example="/srv/ugro/agent.sock",
+    )
+    account: str | None = key(
+        None,
+        ACCOUNT,
+        "The account in which a user's jobs run, on all nodes that are reached by ssh, with `{user}` for the user's "
+        "name. The agent's key must be accepted there. Null: all jobs run in the account of the node's entry.",
+        example="{user}",
     )
 
 

@@ -16,6 +16,7 @@ from ugro.core.environment import Origin
 from ugro.core.errors import UgroError
 from ugro.core.failure import Failure
 from ugro.core.folder import Folder
+from ugro.core.login import node_of
 from ugro.core.python_env import EnvRequest
 from ugro.core.support.moment import Instant, elapsed_s, instant_at, instant_of
 
@@ -275,7 +276,7 @@ class JobSpec:
 class Share:
     """The part of a node that a job gets."""
 
-    node: str
+    node: str  # the node, or the login there that the job was started through: see ``login``
     gpus: tuple[int, ...] = ()  # indices
     cpus: int = 0
     memory_bytes: int = 0
@@ -301,7 +302,13 @@ class Placement:
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        return tuple(share.node for share in self.shares)
+        """The nodes or logins through which it is reached."""
+        return tuple([share.node for share in self.shares])  # asked for all the time
+
+    @property
+    def node_names(self) -> tuple[str, ...]:
+        """The nodes themselves, whose devices it has."""
+        return tuple(node_of(share.node) for share in self.shares)
 
     def on(self, node: str) -> Share:
         return next(share for share in self.shares if share.node == node)
@@ -410,14 +417,14 @@ class Job:
 
 def holders(jobs: Iterable[Job], node: str, gpu: int | None) -> list[Job]:
     """The jobs that hold a GPU of a node now; None: those that are on the node and hold none of its GPUs."""
-    shares = ((job, share) for job in jobs if job.held for share in job.held.shares if share.node == node)
+    shares = ((job, share) for job in jobs if job.held for share in job.held.shares if node_of(share.node) == node)
     return [job for job, share in shares if (gpu in share.gpus if gpu is not None else not share.gpus)]
 
 
 def places(placement: Placement | None) -> str:
     """``gpu1 GPU 0–1, gpu2``"""
     shares = placement.shares if placement else ()
-    return ", ".join(share.node + (f" GPU {ranges(share.gpus)}" if share.gpus else "") for share in shares)
+    return ", ".join(node_of(share.node) + (f" GPU {ranges(share.gpus)}" if share.gpus else "") for share in shares)
 
 
 def ranges(numbers: Iterable[int]) -> str:

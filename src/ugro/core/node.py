@@ -6,10 +6,11 @@ Names carry their units; ``None`` means "not known", never zero.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from enum import StrEnum
 
+from ugro.core.login import login_name, node_of
 from ugro.core.owner import OwnerReport, OwnerRule
 from ugro.core.power import PowerReport, PowerRule, PowerState
 
@@ -53,19 +54,28 @@ class NodeSpec:
     vram_bytes: int | None = None
     labels: tuple[str, ...] = ()
     python: str | None = None
-    remote_root: str = "~/grid_workspace"
+    remote_root: str = "~/grid_workspace"  # {user} in it is the account there
     # "ssh", "local", or an argv prefix that gives stdin and stdout on the node.
     transport: str | tuple[str, ...] = "ssh"
     env: tuple[tuple[str, str], ...] = ()
     owner: OwnerRule | None = None  # None: its owner is not looked for
     power: PowerRule | None = None  # None: it is neither suspended nor woken
     found_by: str | None = None  # the source of a node that is not configured; its host key must be known
+    account: str | None = None  # with {user} in it: jobs log in as the person whose they are; None: as ``user``
+
+    def login(self, account: str) -> NodeSpec:
+        """The same node, reached as one person."""
+        return replace(self, name=login_name(account, self.name), user=account, account=None)
+
+    @property
+    def ssh_host(self) -> str:
+        """What ssh connects to."""
+        return self.host or node_of(self.name)
 
     @property
     def target(self) -> str:
         """What a person would type after ``ssh``."""
-        host = self.host or self.name
-        return f"{self.user}@{host}" if self.user else host
+        return f"{self.user}@{self.ssh_host}" if self.user else self.ssh_host
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +110,10 @@ class GpuProcess:
 
 @dataclass(frozen=True, slots=True)
 class GpuHolder:
-    """Who has a GPU's lock on its machine. In a report, only those that are not this agent's under this node name."""
+    """Who has a GPU on its machine. In a report, only those that are not this agent's on this node.
+
+    Of a process in another account that says nothing about itself, at most the user is known.
+    """
 
     agent: str
     node: str
@@ -112,6 +125,8 @@ class GpuHolder:
     is_same_agent: bool = False  # started by this agent, under another name for this machine
 
     def __str__(self) -> str:
+        if not self.job and not self.since:
+            return f"a process of user {self.user}" if self.user else "a process of another account"
         what = f"job {self.job}" if self.job else "a measurement"
         who = f"{what} on {self.node}" if self.is_same_agent else f"{what} of another agent"
         # The node says when: a time that no calendar has must not keep others from being told.

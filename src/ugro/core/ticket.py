@@ -9,12 +9,14 @@ import contextlib
 import dataclasses
 import functools
 import json
+from collections.abc import Callable
 from typing import Any
 
 from ugro.core.job import Job
-from ugro.core.support.codec import DecodeError, decode
+from ugro.core.support.codec import DecodeError, decode, values_getter
 from ugro.core.support.seal import sealed, unsealed
 
+_PLAIN = frozenset({str, int, float, bool, type(None)})
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
@@ -35,18 +37,24 @@ def read_ticket(key: bytes, agent: str, message: object) -> Job | None:
 
 
 def _compact(value: Any) -> Any:
-    if dataclasses.is_dataclass(value):
-        kind: type = type(value)
-        given = ((name, getattr(value, name), default) for name, default in _defaults(kind))
-        return {name: _compact(one) for name, one, default in given if one is not default and one != default}
+    kind: type = type(value)
+    if kind in _PLAIN:
+        return value
     if isinstance(value, tuple):
         return [_compact(one) for one in value]
-    return value
+    if not dataclasses.is_dataclass(kind):
+        return value
+    names, defaults, values_of = _fields(kind)
+    given = zip(names, values_of(value), defaults, strict=True)
+    return {name: _compact(one) for name, one, default in given if one is not default and one != default}
 
 
 @functools.cache
-def _defaults(kind: type) -> tuple[tuple[str, Any], ...]:
-    return tuple((field.name, _default(field)) for field in dataclasses.fields(kind))
+def _fields(kind: type) -> tuple[tuple[str, ...], tuple[Any, ...], Callable[[Any], tuple[Any, ...]]]:
+    """Their names and defaults, and what reads all of them at once."""
+    fields = dataclasses.fields(kind)
+    names = tuple(field.name for field in fields)
+    return names, tuple(_default(field) for field in fields), values_getter(names)
 
 
 def _default(field: dataclasses.Field[Any]) -> Any:

@@ -77,6 +77,9 @@ def receive():
 def start():
     import json
     root = os.path.expanduser(A["root"])
+    if "{user}" in root:
+        import pwd
+        root = root.replace("{user}", pwd.getpwuid(os.geteuid()).pw_name)
     data, received = kept(os.path.join(root, ".ugro", "program", A["name"])), b""
     if not data: data = received = receive()
     names = {"__name__": "loader"}

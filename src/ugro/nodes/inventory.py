@@ -1,4 +1,8 @@
-"""The nodes of the current configuration, each with its link. A new configuration only affects nodes that differ."""
+"""The nodes of the current configuration, each with its link. A new configuration only affects nodes that differ.
+
+Beside them are logins: links to the same nodes as one person each, for the jobs of that person (``core.login``). They
+are no nodes of their own: they are found by their names, and nothing else lists them.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from ugro.config.schema import Config
 from ugro.core.errors import NotFound
+from ugro.core.login import account_of, node_of
 from ugro.core.node import NodeSpec, Role
 from ugro.nodes.node import Dialling, Node
 from ugro.nodes.transport import SshOptions
@@ -29,6 +34,9 @@ class Inventory:
         self._environment = environment
         self.ssh_config: str | None = None  # used instead of the file that the configuration names
         self._nodes: dict[str, Node] = {}
+        self._logins: dict[str, Node] = {}
+        # Whether a job was ever started through a login: then it is opened when it is asked for.
+        self.knows_login: Callable[[str], bool] = lambda name: False
         self._dialling: Dialling | None = None
 
     def __iter__(self) -> Iterator[Node]:
@@ -58,6 +66,7 @@ class Inventory:
             node.spec, node.dialling = specs[name], dialling
         await asyncio.gather(*(node.close() for node in gone))
         self._nodes = {name: kept.get(name) or Node(spec, dialling) for name, spec in specs.items()}
+        await self._redial_logins(same_way)
         return Change(
             added=tuple(sorted(set(specs) - old)),
             removed=tuple(sorted(old - set(specs))),
@@ -76,14 +85,21 @@ class Inventory:
         )
 
     def find(self, name: str) -> Node | None:
-        return self._nodes.get(name)
+        """A node, or a login that is open or can be opened again."""
+        if (node := self._nodes.get(name) or self._logins.get(name)) is not None:
+            return node
+        return self.open_login(name) if self.knows_login(name) else None
 
     def get(self, name: str) -> Node:
-        if (node := self.find(name)) is not None:
+        return self.find(name) or self.named(name)
+
+    def named(self, word: str) -> Node:
+        """By a word of a person, who names nodes: through a login, only the job that was placed there is reached."""
+        if (node := self._nodes.get(word)) is not None:
             return node
-        near = difflib.get_close_matches(name, self._nodes, n=1)
+        near = difflib.get_close_matches(word, self._nodes, n=1)
         raise NotFound(
-            f"no node {name!r} in this cluster",
+            f"no node {word!r} in this cluster",
             hint=f"did you mean {near[0]}?" if near else "see: ugro node ls",
         )
 
@@ -98,7 +114,7 @@ class Inventory:
 
     def _names(self, word: str) -> set[str]:
         if not word.startswith("@"):
-            return {self.get(word).spec.name}
+            return {self.named(word).spec.name}
         if word == "@all":
             return set(self._nodes)
         found = {node.spec.name for node in self if word[1:] in _groups(node.spec)}
@@ -108,15 +124,45 @@ class Inventory:
         return found
 
     async def close(self) -> None:
-        await asyncio.gather(*(node.close() for node in self._nodes.values()))
-        self._nodes = {}
+        await asyncio.gather(*(node.close() for node in (*self._nodes.values(), *self._logins.values())))
+        self._nodes, self._logins = {}, {}
+
+    # --- logins -----------------------------------------------------------------------------------------------------
+
+    @property
+    def logins(self) -> tuple[Node, ...]:
+        return tuple(self._logins.values())
+
+    def open_login(self, name: str) -> Node | None:
+        """Dials as that account, unless the link is there. None if its node is not in this cluster, or not by ssh."""
+        if (known := self._logins.get(name)) is not None:
+            return known
+        base = self._nodes.get(node_of(name))
+        if base is None or base.spec.transport != "ssh" or self._dialling is None:
+            return None
+        login = self._logins[name] = Node(base.spec.login(account_of(name)), self._dialling)
+        return login
+
+    async def close_login(self, name: str) -> None:
+        if (node := self._logins.pop(name, None)) is not None:
+            await node.close()
+
+    async def _redial_logins(self, same_way: bool) -> None:
+        """Those that differ are closed. What still needs them opens them again."""
+        for name, login in list(self._logins.items()):
+            base = self._nodes.get(node_of(name))
+            wanted = base.spec.login(account_of(name)) if base is not None else None
+            if wanted is None or not same_way or _reach(login.spec) != _reach(wanted):
+                await self.close_login(name)
+            else:
+                login.spec, login.dialling = wanted, self._nodes[node_of(name)].dialling
 
 
 def _reach(spec: NodeSpec) -> NodeSpec:
     """Everything that a link depends on: a changed label is no reason to close it."""
     found_by = "found" if spec.found_by else None
     notes = replace(spec, role=Role.WORKER, gpu=None, vram_bytes=None, labels=())
-    return replace(notes, owner=None, power=None, found_by=found_by)
+    return replace(notes, owner=None, power=None, found_by=found_by, account=None)
 
 
 def _groups(spec: NodeSpec) -> set[str]:

@@ -66,4 +66,4 @@ def ssh_command(spec: NodeSpec, options: SshOptions, **extra: str) -> list[str]:
         words += ["-p", str(spec.port)]
     if spec.user:
         words += ["-l", spec.user]
-    return [*words, "--", spec.host or spec.name]
+    return [*words, "--", spec.ssh_host]

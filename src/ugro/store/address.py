@@ -39,7 +39,8 @@ class PostgresAddress:
                 text = file.read(4096).decode()
         except (OSError, ValueError) as error:
             why = error.strerror if isinstance(error, OSError) and error.strerror else "it is not UTF-8"
-            raise UgroError(f"the password in {self.password_file} cannot be read: {why.lower()}") from error
+            hint = "it holds the password, and nothing else"
+            raise UgroError(f"the password in {self.password_file} cannot be read: {why.lower()}", hint=hint) from error
         if others:
             hint = f"chmod 600 {self.password_file}"
             raise UgroError(f"others can read the password in {self.password_file}", hint=hint)

@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from ugro.core.job import FINAL_STATES, HOLDING_STATES, Ending, Job, JobState, Placement
+from ugro.core.login import node_of
 from ugro.core.support import clock
 from ugro.core.support.codec import dumps
 from ugro.policy.lifecycle.newer_state import Cancel, Change, End, Recall, Settle, Take, Wait
+from ugro.store import logins
 from ugro.store.connection import Connection
 from ugro.store.devices import names_of
 from ugro.store.job_rows import job_of
@@ -114,10 +116,11 @@ def _hold(db: Connection, job: Job, placement: Placement) -> None:
         (job.id, job.attempt, dumps(placement), job.attempt_started_at or clock.now().at, job.attempt_started_boot),
     )
     for share in placement.shares:
+        logins.remember(db, share)
         for device in names_of(job, share):
             # A device that this state gave to another job: the node itself lets only one of them have it.
             query = "INSERT INTO held_devices (node, device, job, attempt) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING"
-            db.execute(query, (share.node, device, job.id, job.attempt))
+            db.execute(query, (node_of(share.node), device, job.id, job.attempt))
 
 
 def _insert(db: Connection, job: Job) -> list[int]:

@@ -25,6 +25,7 @@ from ugro.store.hardware import HardwareStore
 from ugro.store.hooks import HookStore
 from ugro.store.jobs import JobStore
 from ugro.store.listing import ListingStore
+from ugro.store.logins import LoginStore
 from ugro.store.notes import NoteStore
 from ugro.store.power import PowerStore
 from ugro.store.python_envs import PythonEnvStore
@@ -62,6 +63,7 @@ class Store:
         self.tokens = TokenStore(self._database)
         self.visibility = VisibilityStore(self._database)
         self.usage = self.jobs.usage
+        self.logins = LoginStore(self._database)
 
     async def open(self, opening: Opening | None = None) -> None:
         await self._database.open(opening)

@@ -28,7 +28,7 @@ from ugro.core.job import (
     check_move,
 )
 from ugro.core.plan import Plan
-from ugro.core.support import clock
+from ugro.core.support import clock, quantity
 from ugro.core.support.codec import decode, dumps
 from ugro.store import devices, placements, smalllogs, usage
 from ugro.store.connection import Connection
@@ -347,17 +347,17 @@ def _start(db: Connection, job: Job, placement: Placement, reason: str) -> Job:
     for share in placement.shares:
         if (problem := devices.hold(db, job, share, attempt)) is not None:
             raise StaleMove(problem)
-    now = clock.now()
-    first = (now.at, now.boot) if current.started_at is None else (current.started_at, current.started_boot)
+    at, boot = (now := clock.now()).at, now.boot
+    first = (at, boot) if current.started_at is None else (current.started_at, current.started_boot)
     text = dumps(placement)
     db.execute(
         "INSERT INTO attempts (job, number, placement, started_at, started_boot) VALUES (?, ?, ?, ?, ?)",
-        (job.id, attempt, text, now.at, now.boot),
+        (job.id, attempt, text, at, boot),
     )
     db.execute(
         "UPDATE jobs SET state = ?, reason = ?, attempt = ?, placement = ?, attempt_started_at = ?, "
         "attempt_started_boot = ?, started_at = ?, started_boot = ? WHERE id = ?",
-        (JobState.STARTING, reason, attempt, text, now.at, now.boot, *first, job.id),
+        (JobState.STARTING, reason, attempt, text, at, boot, *first, job.id),
     )
     started = replace(
         current,
@@ -367,8 +367,8 @@ def _start(db: Connection, job: Job, placement: Placement, reason: str) -> Job:
         placement=placement,
         started_at=first[0],
         started_boot=first[1],
-        attempt_started_at=now.at,
-        attempt_started_boot=now.boot,
+        attempt_started_at=at,
+        attempt_started_boot=boot,
     )
     _note(db, JobState.STARTING, reason, started, None)
     return started
@@ -377,7 +377,7 @@ def _start(db: Connection, job: Job, placement: Placement, reason: str) -> Job:
 def _check_takes_work(db: Connection, job: Job, placement: Placement) -> None:
     """Raises StaleMove if a node was drained after the scheduler chose it."""
     drained = {row["name"] for row in db.execute("SELECT name FROM drained_nodes")}
-    for node in placement.nodes:
+    for node in placement.node_names:
         if node in drained:
             raise StaleMove(f"{node} was drained before job {job.id} could start there")
 
@@ -488,7 +488,7 @@ def _get(db: Connection, job: int) -> Job:
 
 
 def _find(db: Connection, word: str, without: Collection[int]) -> Job:
-    if word.isdigit():
+    if quantity.is_number(word):
         return _get(db, int(word))
     where, values = "", tuple[object, ...]()
     if word != "last":

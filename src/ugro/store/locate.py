@@ -39,6 +39,7 @@ def look_at(address: PostgresAddress) -> StoreStatus:
 
 def refuse_used(address: PostgresAddress) -> None:
     """Raises if it cannot be reached, or has a state."""
+    address.password()  # for its error
     found = look_at(address)
     if found.problem is not None:
         raise UgroError(f"{address.url} cannot be used: {found.problem}", hint="try: psql with this URL")

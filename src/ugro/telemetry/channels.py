@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 
 _TIMEOUT_S = 10.0
 _LONGEST_SECRET = 4096
+_LONGEST_ANSWER = 16384
 _PORTS = {"starttls": 587, "tls": 465, "none": 25}
 _LEVELS = {"critical": logging.ERROR, "warning": logging.WARNING, "info": logging.INFO}
 
@@ -70,12 +71,12 @@ def _by_post(name: str, channel: Channel, message: Message) -> None:
     post(f"channel {name}", address, body, headers)
 
 
-def post(what: str, address: str, body: bytes, headers: Mapping[str, str], timeout_s: float = _TIMEOUT_S) -> None:
-    """Checks certificates, follows no redirect, and keeps nothing of the answer. ``what``: who sends it, in words."""
+def post(what: str, address: str, body: bytes, headers: Mapping[str, str], timeout_s: float = _TIMEOUT_S) -> bytes:
+    """Checks certificates and follows no redirect. ``what``: who sends it, in words. Returns the answer's beginning."""
     try:
         request = urllib.request.Request(address, body, dict(headers), method="POST")
         with _opener.open(request, timeout=timeout_s) as answer:
-            answer.read(1)
+            return bytes(answer.read(_LONGEST_ANSWER))
     except urllib.error.HTTPError as error:
         error.close()
         # A server that refuses a message will refuse it again, except for these codes.

@@ -147,7 +147,7 @@ class TokenGate:
         scope[CALLER] = caller
         path: str = scope["path"]
         if path == DOCS and scope["method"] in ("GET", "HEAD"):
-            await self._docs()(scope, receive, guarded)
+            await (await self._docs())(scope, receive, guarded)
         elif not path.startswith(f"{PREFIX}/v1/"):
             error = NotFound("no such address", hint=f"the API is below {PREFIX}/v1/, and described at {DOCS}")
             await _error(error, 404)(scope, receive, guarded)
@@ -168,9 +168,9 @@ class TokenGate:
         way = 'Basic realm="UGRO: the token is the password"' if _is_description(scope) else 'Bearer realm="UGRO"'
         return _error(error, 401, {"www-authenticate": way})
 
-    def _docs(self) -> Response:
+    async def _docs(self) -> Response:
         assert isinstance(self._api, FastAPI)
-        page = docs_page(described(self._api))
+        page = docs_page(await asyncio.to_thread(described, self._api))
         return Response(page, media_type="text/html", headers={"content-security-policy": CONTENT_POLICY})
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 
 from ugro.core.job import Job, JobSpec, Launcher, Placement, Share
+from ugro.core.login import node_of
 from ugro.core.plan import NODE_PYTHON, NodePlan, Plan, RankPlan, Rendezvous
 from ugro.core.python_env import Made
 from ugro.policy.balance.hardware_speed import Speeds
@@ -206,7 +207,7 @@ def _environment(
         **_devices(share),
         **{name: mode for name, mode in modes.items() if mode},
         **fixed,
-        "UGRO_NODE": share.node,
+        "UGRO_NODE": node_of(share.node),
         **({"UGRO_SEED": str(job.spec.seed)} if job.spec.seed is not None else {}),
         **surroundings.extra_env.get(share.node, {}),
     }

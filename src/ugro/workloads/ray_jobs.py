@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ugro.core.job import Job, JobSpec, Resources, ResultRule, Retry, Share, Stop
+from ugro.core.login import node_of
 from ugro.core.plan import Rendezvous
 from ugro.core.ray_cluster import RayCluster, Worker, head_title, worker_title
 from ugro.workloads.ray_node.main import LASTING
@@ -90,13 +91,13 @@ def gang_settings(job: Job, share: Share, rendezvous: Rendezvous, role: RayRole)
     settings: dict[str, Any] = {
         "role": "worker" if role.number else "driver",
         "number": role.number,
-        "title": worker_title(share.node, role.number),
+        "title": worker_title(node_of(share.node), role.number),
         "address": inside(rendezvous.address),
         "port": rendezvous.port,
         "cpus": role.cpus,
         "memory": share.memory_bytes or None,
-        "labels": {"ugro-node": share.node},
-        "resources": {f"node-{share.node}": 1},
+        "labels": {"ugro-node": node_of(share.node)},
+        "resources": {f"node-{node_of(share.node)}": 1},
         "is_gang": True,
     }
     return settings if role.number else {**settings, "nodes": role.count, "argv": list(job.spec.argv)}

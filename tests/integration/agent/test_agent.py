@@ -22,8 +22,10 @@ from tests.integration.sharing import commands
 from tests.rig.sshd import SshdFarm
 from tests.rig.waiting import is_alive, processes_with_variable, wait_until
 from ugro.client.client import Client
+from ugro.client.own_agent import OwnAgent, OwnWish
 from ugro.core.agent import AgentStatus
 from ugro.core.support.codec import decode
+from ugro.core.support.state_dir import StateDir
 
 # Runs the agent or the command line as if it were of another version.
 AS_VERSION = """
@@ -145,7 +147,7 @@ def test_a_command_whose_agent_is_stopped_before_it_is_asked_starts_another(
         monkeypatch.setenv(name, value)
     generations: list[int] = []
 
-    class Unlucky(Client):
+    class Unlucky(OwnAgent):
         def agent(self) -> AgentStatus:
             found = super().agent()
             generations.append(found.generation)
@@ -153,7 +155,7 @@ def test_a_command_whose_agent_is_stopped_before_it_is_asked_starts_another(
                 assert ugro("agent", "stop").returncode == 0
             return found
 
-    with Unlucky(home=ugro.home) as client:
+    with Client.through(Unlucky(StateDir(ugro.home), OwnWish())) as client:
         assert len(client.health()) == 1
         client.close()
         assert client.jobs.newest() == []
@@ -230,10 +232,11 @@ def test_an_agent_that_knows_less_of_itself_is_still_understood() -> None:
 def test_nobody_else_may_open_what_belongs_to_an_agent(served: Ugro) -> None:
     others = ("cwd", "user", "started.err")  # the test's own
     ours = [entry for entry in served.home.iterdir() if entry.name not in others]
-    modes = {entry.name: stat.S_IMODE(entry.lstat().st_mode) for entry in ours}
+    modes = {entry.name: stat.S_IMODE(entry.lstat().st_mode) for entry in ours if not entry.is_dir()}
     assert stat.S_IMODE(served.home.stat().st_mode) == 0o700
     assert set(modes) >= {"agent.sock", "agent.lock", "agent.log", "agent.err", "state.db"}
     assert {name: mode for name, mode in modes.items() if mode & 0o177} == {}
+    assert {stat.S_IMODE(entry.stat().st_mode) for entry in ours if entry.is_dir()} <= {0o700}, "such as its backups"
 
 
 @pytest.mark.proof
@@ -247,10 +250,10 @@ def test_the_home_may_have_a_path_that_no_socket_address_holds(ugro: Ugro) -> No
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 128 KiB."""
+    """A file system of 1 MiB: an empty state has some 600 KiB, with its log."""
     disk = tmp_path / "disk"
     disk.mkdir()
-    argv = ["mount", "-t", "tmpfs", "-o", "size=512k", "tmpfs", str(disk)]
+    argv = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)]
     if os.geteuid() != 0 or subprocess.run(argv, capture_output=True, check=False).returncode != 0:
         pytest.skip("a small disk needs the right to mount one")
     yield disk

@@ -16,7 +16,9 @@ from tests.integration.agent.test_agent import AS_VERSION, OLD, ask_raw, start_a
 from tests.integration.conftest import Ugro
 from tests.rig.waiting import is_alive, wait_until
 from ugro.client.client import Client
+from ugro.client.own_agent import OwnAgent, OwnWish
 from ugro.core.agent import AgentStatus
+from ugro.core.support.state_dir import StateDir
 
 
 @pytest.fixture
@@ -44,13 +46,13 @@ def test_a_command_whose_agent_is_stopped_before_it_is_given_the_cluster_starts_
     assert ours("agent", "start").returncode == 0
     file = ours.home / "cluster.yaml"
     file.write_text("nodes: {here: {transport: local}}\n")
-    client = StoppedOnce(home=ours.home, cluster=file)
-    client.ugro = ours
-    with client:
+    reach = StoppedOnce(StateDir(ours.home), OwnWish(file))
+    reach.ugro = ours
+    with Client.through(reach) as client:
         assert client.agent().cluster_file == str(file)
 
 
-class StoppedOnce(Client):
+class StoppedOnce(OwnAgent):
     """Somebody stops the agent as soon as this client has seen it."""
 
     ugro: Ugro | None = None

@@ -6,7 +6,6 @@ import http.client
 import json
 import shutil
 import ssl
-import subprocess
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -18,20 +17,17 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.rig.agent import AgentProcess, log_tail
+from tests.rig.certificates import make_certificate
 from tests.rig.waiting import wait_until
 from ugro import Client
 from ugro.core.agent import AgentStatus
 
-pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate")
+pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="not installed: openssl")
 
 
 @pytest.fixture
 def certificate(tmp_path: Path) -> Path:
-    making = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-    making += ["-keyout", str(tmp_path / "key.pem"), "-out", str(tmp_path / "cert.pem"), "-days", "2"]
-    making += ["-subj", "/CN=ugro test", "-addext", "subjectAltName=IP:127.0.0.1"]
-    subprocess.run(making, check=True, capture_output=True, timeout=60)
-    return tmp_path / "cert.pem"
+    return make_certificate(tmp_path)
 
 
 @pytest.fixture

@@ -21,12 +21,10 @@ from tests.rig.identity import MEMBER
 from tests.rig.waiting import wait_until
 from ugro import Client
 from ugro.agent.team_server import open_socket
-from ugro.client.remote.pull import RemoteResults
-from ugro.client.remote.team import TeamClient
 from ugro.core.agent import AgentStatus
+from ugro.core.code import Snapshot, SyncReport
 from ugro.core.errors import NotAllowed
 from ugro.core.job import Job
-from ugro.core.results import ResultState
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be other users")
 _CURL = shutil.which("curl")
@@ -139,28 +137,49 @@ def test_a_member_sends_code_and_fetches_results_that_the_agent_cannot_read(
     Path("work.py").write_text("open('made.txt', 'w').write('by work.py')")
     os.chown("work.py", *_ids(MEMBER))
     fields = {"command": ["python3", "work.py"], "name": "theirs"}
-    member = TeamClient(Path(opened(client)))
+    monkeypatch.setenv("UGRO_SOCKET", opened(client))
+    member = Client()
     try:
         as_owner = member.jobs.submit(fields=fields)  # and loads all modules while they can be read
         assert as_owner.user == "root"
         pulled(member, member.jobs.wait(as_owner.id), place / "owners")
+        assert synced_files(member, dry_run=True) == synced_files(member) == 1
         member.close()
         shutil.rmtree(theirs / "ugro")
         with acting_as(MEMBER):
             job = member.jobs.wait(member.jobs.submit(fields=fields).id)
             assert (job.user, str(job.state)) == (MEMBER, "succeeded")
             assert pulled(member, job, theirs / "got") == "by work.py"
+            assert synced_files(member) == 1
             with pytest.raises(NotAllowed, match="run by its owner"):
                 member.restart_agent()
+        assert [one.outcome for one in client.audit(user=MEMBER) if one.action == "sync"] == ["done"]
     finally:
         member.close()
 
 
-def pulled(client: TeamClient, job: Job, target: Path) -> str:
-    wait_until(lambda: client.jobs.results(job.id)[1].state is not ResultState.COMING, 30, "results")
-    RemoteResults(client, job.id, job.attempt, lambda done: None).pull(os.fsencode(target), is_forced=False)
+def pulled(client: Client, job: Job, target: Path) -> str:
+    client.pull(job.id, target)
     [made] = target.rglob("made.txt")
     return made.read_text()
+
+
+def synced_files(client: Client, *, dry_run: bool = False) -> int:
+    """Of the current folder, on the one node."""
+    snapshot, *reports = client.sync(".", dry_run=dry_run)
+    assert isinstance(snapshot, Snapshot)
+    last = reports[-1]
+    assert isinstance(last, SyncReport)
+    assert (last.state, last.error) == ("would" if dry_run else "done", None)
+    return snapshot.files
+
+
+def test_code_of_a_member_that_only_the_agent_could_read_is_refused_in_one_sentence(client: Client) -> None:
+    body = {"folder": str(client.home.path), "nodes": [], "dry_run": True}
+    refused = ask(opened(client), MEMBER, "POST", "/v1/sync", body)
+    assert refused is not None
+    assert refused["error"]["kind"] == "not_allowed"
+    assert refused["error"]["message"] == f"the agent does not read files for you: {client.home.path}"
 
 
 def _ids(user: str) -> tuple[int, int]:

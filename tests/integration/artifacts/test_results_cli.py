@@ -7,10 +7,10 @@ import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from tests.integration.artifacts.conftest import results_of, until_home
 from tests.integration.conftest import Farms, Ugro
 from tests.integration.sharing import commands
 from tests.rig.sshd import SshdFarm
@@ -56,18 +56,6 @@ def ugro(farm: SshdFarm) -> Iterator[Ugro]:
         script = ugro.home / "train.py"
         script.write_text(TRAIN)
         yield ugro
-
-
-def results_of(ugro: Ugro, job: str) -> dict[str, Any]:
-    done = ugro("results", job, "--json")
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)["job"]["results"]
-    return found
-
-
-def until_home(ugro: Ugro, job: str) -> dict[str, Any]:
-    wait_until(lambda: results_of(ugro, job)["state"] in ("home", "none"), 30, f"the results of {job} to be home")
-    return results_of(ugro, job)
 
 
 def run_folders(farm: SshdFarm) -> list[Path]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.integration.artifacts.conftest import results_of, until_home
 from tests.integration.conftest import Farms, Ugro
 from tests.integration.sharing import commands
 from tests.rig.sshd import SshdFarm
@@ -54,18 +55,6 @@ def project(ugro: Ugro) -> Path:
     }.items():  # fmt: skip
         (folder / name).write_text(text)
     return folder
-
-
-def results_of(ugro: Ugro, job: str) -> dict[str, Any]:
-    done = ugro("results", job, "--json")
-    assert done.returncode == 0, done.stderr
-    found: dict[str, Any] = json.loads(done.stdout)["job"]["results"]
-    return found
-
-
-def until_home(ugro: Ugro, job: str) -> dict[str, Any]:
-    wait_until(lambda: results_of(ugro, job)["state"] in ("home", "none"), 30, f"the files of {job} to be here")
-    return results_of(ugro, job)
 
 
 def made(results: dict[str, Any]) -> set[str]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("cloudpickle", reason="of the extra batch")
+pytest.importorskip("cloudpickle")
 EXAMPLES = Path(__file__).resolve().parents[3] / "examples" / "batch"
 
 
@@ -57,5 +57,5 @@ def test_a_model_is_loaded_once_per_process() -> None:
 
 @pytest.mark.proof
 def test_tuning_finds_a_rate_that_converges() -> None:
-    pytest.importorskip("ray.tune", reason="needs ray[tune]", exc_type=ImportError)
+    pytest.importorskip("ray.tune", reason="ray[tune] is not installed", exc_type=ImportError)
     assert "best: loss" in run("tune.py", "--samples", "4")

@@ -19,7 +19,7 @@ from ugro.batch.jobs.engine import JobsEngine
 from ugro.batch.jobs.shipped import BOOT, SOCKET
 from ugro.core.errors import Unreachable
 
-pytest.importorskip("cloudpickle", reason="of the extra batch")
+pytest.importorskip("cloudpickle")
 INVALID = {
     "no message": struct.pack("<IQ", 1, 3) + b"abc",
     "a part larger than any memory": struct.pack("<IQ", 1, 1 << 62),

@@ -25,7 +25,7 @@ from ugro.client.client import Client
 from ugro.core.errors import NotFound, Unsatisfiable, UsageError
 from ugro.core.job import JobState
 
-pytest.importorskip("cloudpickle", reason="of the extra batch")
+pytest.importorskip("cloudpickle")
 
 # A driver as a user writes it, with a module beside it.
 DRIVER = """
@@ -151,7 +151,7 @@ def test_a_map_on_two_nodes_with_a_module_of_the_user_and_a_shared_input(client:
 
 
 @pytest.mark.proof
-@pytest.mark.skipif(shutil.which("cc") is None, reason="simulated GPUs need a C compiler")
+@pytest.mark.skipif(shutil.which("cc") is None, reason="not installed: a C compiler")
 def test_each_slot_has_a_device_of_its_own_also_after_one_was_lost(ugro: Ugro) -> None:
     assert ugro("lab", "up", "--nodes", "1", "--gpus", "2").returncode == 0
 
@@ -317,7 +317,7 @@ def test_what_cannot_be_had_is_said_before_a_job_is_submitted(client: Client) ->
         client.pool(nodes=3)
     with pytest.raises(NotFound, match="no node 'n009' in this cluster"):
         client.pool(nodes=["n009"])
-    with pytest.raises(UsageError, match="unknown backend 'dask'"):
+    with pytest.raises(UsageError, match="unknown engine 'dask'"):
         client.pool(engine="dask")
     with pytest.raises(UsageError, match="the engine local has no option 'memory'"):
         client.pool(engine="local", memory="1GB")

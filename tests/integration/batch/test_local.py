@@ -21,7 +21,7 @@ from tests.rig.waiting import wait_until, wait_until_dead
 from ugro.batch.errors import FunctionUnusable, ItemFailed, PoolBroken, PoolClosed
 from ugro.core.errors import TimedOut, UsageError
 
-pytest.importorskip("cloudpickle", reason="of the extra batch")
+pytest.importorskip("cloudpickle")
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from tests.rig.terminal import written
 from tests.rig.tiers import sample
 from tests.rig.waiting import wait_until
 
-pytest.importorskip("cloudpickle", reason="of the extra batch")
+pytest.importorskip("cloudpickle")
 Completed = subprocess.CompletedProcess[str]
 Run = Callable[..., Completed]
 UGRO = [str(Path(sys.executable).with_name("ugro"))]
@@ -179,7 +179,10 @@ def test_items_from_a_pipe(folder: Path, run: Run) -> None:
     assert done.returncode == 1
     found = results(folder)
     assert [one.get("result") for one in found] == [1, 2, None]
-    assert found[2]["error"]["kind"] == "JSONDecodeError"
+    failure = found[2]["error"]
+    assert (failure["kind"], failure["traceback"]) == ("NotJson", ""), "none of the user's code has failed"
+    assert failure["message"] == "the line of the input is not JSON: Expecting value: line 1 column 1 (char 0)"
+    assert "item 2: the line of the input is not JSON" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -192,7 +195,7 @@ def test_items_from_a_pipe(folder: Path, run: Run) -> None:
         (["score.py:slow", "--input", "gone.jsonl"], 4, "there is no file gone.jsonl"),
         (["score.py:slow", "--input", "items.jsonl", "--shared", "x"], 2, "expected NAME=FILE"),
         (["score.py:slow", "--input", "items.jsonl", "--timeout", "soon"], 2, "--timeout: expected a duration"),
-        (["score.py:odd", "--input", "items.jsonl"], 1, "set is not JSON serializable"),
+        (["score.py:odd", "--input", "items.jsonl"], 1, "its result of type set is not JSON: Object of type set"),
     ],
 )
 def test_mistakes_are_one_clear_error(folder: Path, run: Run, arguments: list[str], code: int, text: str) -> None:

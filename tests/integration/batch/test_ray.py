@@ -20,7 +20,7 @@ import ugro
 from ugro.batch.errors import FunctionUnusable, ItemFailed
 from ugro.core.errors import Unreachable
 
-pytest.importorskip("ray", reason="of the extra ray")
+pytest.importorskip("ray")
 pytestmark = [
     pytest.mark.proof,
     pytest.mark.filterwarnings("ignore"),  # Ray's own, in its threads and sockets

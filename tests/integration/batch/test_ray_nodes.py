@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("ray", reason="of the extra ray")
+pytest.importorskip("ray")
 pytestmark = pytest.mark.proof
 
 DRIVER = """

@@ -35,7 +35,7 @@ EVIL = SimulatedGpu("RTX\x1b]0;owned\x07\x1b[2J")
 def gpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What n001 reports; may be changed at any time."""
     if shutil.which("cc") is None and shutil.which("gcc") is None:
-        pytest.skip("pretend GPUs need a C compiler")
+        pytest.skip("not installed: a C compiler")
     return tmp_path_factory.mktemp("gpus") / "gpus"
 
 
@@ -288,9 +288,10 @@ def test_alone_it_shows_its_help(ugro: Ugro) -> None:
     [
         ("health --interval 0.1", "--interval: expected 0.2 to 3600 seconds"),
         ("health --interval nan", "--interval: expected 0.2 to 3600 seconds"),
-        ("node add gpu1 --port 0", "--port: expected 1 to 65535"),
-        ("node add gpu1 --port many", "--port: expected 1 to 65535"),
-        ("agent logs -n -1", "--tail: expected 0 or more"),
+        ("node add gpu1 --port 0", "--port: expected a whole number from 1 to 65535"),
+        ("node add gpu1 --port many", "--port: expected a whole number from 1 to 65535"),
+        ("agent logs -n -1", "--tail: expected a whole number, 0 or more"),
+        ("cluster start --nodes x", "--nodes: expected a whole number, 1 or more"),
     ],
 )
 def test_a_number_that_cannot_be_is_refused_with_its_limits(ugro: Ugro, words: str, said: str) -> None:

@@ -238,7 +238,7 @@ def test_json_is_the_health_of_what_was_tried(ugro: Ugro) -> None:
 
 def test_what_a_node_calls_its_gpu_cannot_break_the_file(ugro: Ugro, farm: SshdFarm, tmp_path: Path) -> None:
     if shutil.which("cc") is None and shutil.which("gcc") is None:
-        pytest.skip("pretend GPUs need a C compiler")
+        pytest.skip("not installed: a C compiler")
     library = build_nvml_stub(tmp_path / "lib")
     write_gpus(tmp_path / "gpus", [SimulatedGpu("RTX\x1b[2J\x07 9000")])
     script = farm["n001"].directory / "session"

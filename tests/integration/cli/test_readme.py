@@ -17,7 +17,7 @@ _FAILS = {"ugro run -- python3 -c 'print(1 / 0)'": 1}
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.skipif(find_spec("torch") is None, reason="the example is a PyTorch training")
+@pytest.mark.skipif(find_spec("torch") is None, reason="not installed: torch")
 def test_every_step_of_the_tour_works_and_says_what_is_printed(ugro: Ugro) -> None:
     typed = InProcess(ugro.home)
     for command, printed in tour():

@@ -161,6 +161,7 @@ def test_only_static_files_are_static(dashboard: Dashboard, cookie: str, path: s
     assert "create_web" not in answer.text
 
 
+@pytest.mark.proof
 def test_two_agents_have_two_dashboards(dashboard: Dashboard) -> None:
     port = urlsplit(dashboard.url).port
     with dashboards(f"{ONE_NODE}dashboard: {{port: {port}}}\n") as other:

@@ -239,7 +239,7 @@ def test_a_job_of_64_ranks_shows_each_and_all_in_the_order_of_time(
     dashboard: Dashboard, page: Page, tmp_path: Path
 ) -> None:
     if shutil.which("cc") is None:
-        pytest.skip("pretend GPUs need a C compiler")
+        pytest.skip("not installed: a C compiler")
     code = tmp_path / "code"
     code.mkdir()
     (code / "rank.py").write_text(_SPEAKING_RANK)
@@ -264,7 +264,7 @@ def test_a_job_of_64_ranks_shows_each_and_all_in_the_order_of_time(
 @pytest.mark.proof
 def test_each_rank_says_how_it_is_and_how_far_it_has_come(dashboard: Dashboard, page: Page, tmp_path: Path) -> None:
     if shutil.which("cc") is None:
-        pytest.skip("pretend GPUs need a C compiler")
+        pytest.skip("not installed: a C compiler")
     code = tmp_path / "code"
     code.mkdir()
     (code / "rank.py").write_text(_STEPPING_RANK)

@@ -16,7 +16,7 @@ from tests.rig.browser import Dashboard, accessibility_problems, contexts, dashb
 from ugro.core.job import JobState
 from ugro.lab.simulated_gpus import SimulatedGpu, build_nvml_stub, write_gpus
 
-pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="simulated GPUs need a C compiler")
+pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="not installed: a C compiler")
 _OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
 _STRANGER = 1  # the process 1 is nobody's job
 

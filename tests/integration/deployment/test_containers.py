@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
-import subprocess
-import sys
-import tempfile
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -19,7 +14,7 @@ import yaml
 from tests.integration.conftest import Ugro
 from tests.rig import podman as rig
 from tests.rig.agent import holder
-from tests.rig.podman import BASE, ROOT, Podman
+from tests.rig.podman import BASE, Podman
 from tests.rig.waiting import wait_until
 
 pytestmark = [
@@ -27,40 +22,6 @@ pytestmark = [
     pytest.mark.timeout(1800),  # an image is built
     pytest.mark.skipif(rig.missing() is not None, reason=str(rig.missing())),
 ]
-_LONG_S = 900
-
-
-@pytest.fixture(scope="module")
-def podman() -> Iterator[Podman]:
-    folder = Path(tempfile.mkdtemp(prefix="c"))
-    one = Podman(folder)
-    try:
-        try:
-            one.import_base()
-            one("run", "--rm", *rig.RUN, BASE, "true")
-        except (AssertionError, RuntimeError, subprocess.TimeoutExpired) as error:
-            pytest.skip(f"podman runs no container here: {error}"[:500])
-        yield one
-    finally:
-        one.close()
-
-
-@pytest.fixture(scope="module")
-def image(podman: Podman, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Built as the file says, with all wheels beside it."""
-    context = tmp_path_factory.mktemp("context")
-    shutil.copytree(ROOT / "deploy", context / "deploy")
-    argv = [sys.executable, "-m", "pip", "wheel", "--quiet", "--wheel-dir", str(context / "dist"), str(ROOT)]
-    made = subprocess.run(argv, capture_output=True, text=True, timeout=_LONG_S)
-    if made.returncode != 0:
-        pytest.skip(f"the wheels are not to be had: {made.stderr[-300:]}")
-    offline = "PIP_OPTIONS=--no-index --find-links /dist"
-    words = ["--format", "docker", "--isolation", "chroot", "--network", "host", "--build-arg", f"BASE={BASE}"]
-    podman(
-        "build", *words, "--build-arg", offline, "-f", str(context / "deploy/Containerfile"), "-t", "ugro",
-        str(context), timeout_s=_LONG_S,
-    )  # fmt: skip
-    return "ugro"
 
 
 def test_the_image_runs_the_agent_as_nobody_special_and_keeps_its_state(

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -158,6 +159,37 @@ async def test_requests_go_on_after_the_door_was_killed_under_load() -> None:
         load.is_enough = True
         await running
         assert len(load.failures) <= in_hands
+
+
+@pytest.mark.proof
+@in_loop
+async def test_a_haproxy_that_was_stopped_is_continued_with_all_that_it_has() -> None:
+    async with open_door() as rig:
+        await rig.add_replica("one", 1.0)
+        running = asyncio.create_task(rig.request())
+        await rig.until(lambda stats, _: stats.servers["one"].sessions == 1)
+        pid = rig.haproxy_pid
+        os.kill(pid, signal.SIGSTOP)
+        late = asyncio.create_task(rig.request())
+        assert {answer.status for answer in await asyncio.gather(running, late)} == {200}
+        assert rig.haproxy_pid == pid
+        wait_until(lambda: "HAProxy was stopped; it is continued" in rig.log.read_text(), 10, "words about it")
+
+
+@pytest.mark.proof
+@in_loop
+async def test_a_haproxy_that_does_not_answer_is_replaced() -> None:
+    async with open_door() as rig:
+        await rig.add_replica("one")
+        hung = rig.haproxy_pid
+        async with asyncio.timeout(120):
+            while is_alive(hung):  # whoever continues it
+                with suppress(ProcessLookupError):
+                    os.kill(hung, signal.SIGSTOP)
+                await asyncio.sleep(0.002)
+        assert (await rig.request()).status == 200
+        assert rig.haproxy_pid != hung
+        assert "HAProxy has not answered for 20 s; it is killed" in rig.log.read_text()
 
 
 @in_loop

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.conftest import in_loop
-from tests.rig import netns
+from tests.rig import needs, netns
 from tests.rig.door import open_door
 from tests.rig.netns import Cable, Way
 
@@ -87,7 +87,7 @@ async def test_a_certificate_is_renewed_without_a_restart(tmp_path: Path) -> Non
 
 
 @pytest.mark.proof
-@pytest.mark.skipif(shutil.which("openssl") is None or shutil.which("curl") is None, reason="no openssl or curl")
+@needs.programs("openssl", "curl")
 @in_loop
 async def test_bodies_have_limits_in_http_2_as_well(tmp_path: Path) -> None:
     _certificate(tmp_path, "first")

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.integration.conftest import in_loop
+from tests.integration.conftest import in_loop, until
 from tests.rig import disk
 from tests.rig.disk import SmallDisk
 from tests.rig.engine import EngineRig, command, gated, is_final, running, soon, submitted
 from ugro.agent.engine.reconciler import Engine
 from ugro.core.failure import Cause, Failure
-from ugro.core.job import Job, JobState
+from ugro.core.job import Disconnect, Job, JobState, OnLost
 from ugro.store.database import Store
 
 MIB = 2**20
@@ -75,7 +75,11 @@ async def test_a_program_that_dies_of_a_full_disk_is_told_from_one_that_fails(tm
         failure = await failure_of(store, ended)
         assert (failure.cause, failure.exit_code, failure.last_lines) == (Cause.DISK_FULL, 1, ())
         assert failure.reason.startswith("rank 0 on n1 ended with exit code 1: the disk of the node is full")
-        next_one = await soon(store, await submitted(store, engine, command("true"), "b"), is_final)
+        # What the first has left is made into a folder for the next small command; one with a lease gets its own.
+        await until(lambda: not list(small.folder.glob(f"**/runs/{job.id}.1")), 30, "its run to be removed")
+        small.fill()
+        own = replace(command("true"), disconnect=Disconnect(on_lost=OnLost.RESTART))
+        next_one = await soon(store, await submitted(store, engine, own, "b"), is_final)
         assert (await failure_of(store, next_one)).cause is Cause.DISK_FULL, "not even a run can be set up"
         small.free()
         again = await soon(store, await submitted(store, engine, command("true"), "c"), is_final)

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import fcntl
 import json
+import os
 import re
 import shutil
 import signal
-from collections.abc import Iterator
-from contextlib import ExitStack
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +98,7 @@ def farm() -> Iterator[SshdFarm]:
 def gpu(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The variables by which the machine has one GPU."""
     if shutil.which("cc") is None:
-        pytest.skip("simulated GPUs need a C compiler")
+        pytest.skip("not installed: a C compiler")
     folder = tmp_path_factory.mktemp("gpu")
     write_gpus(folder / "gpus", [SimulatedGpu()])
     return {"UGRO_NVML_LIBRARY": str(build_nvml_stub(folder)), "UGRO_PRETEND_GPUS": str(folder / "gpus")}
@@ -106,8 +108,42 @@ def gpu(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 def people(farm: SshdFarm, gpu: dict[str, str], tmp_path: Path) -> Iterator[tuple[User, User, Book]]:
     """Two people with an agent each, and the machine in both clusters."""
     file = farm.cluster_yaml(nodes={"n001": {"env": gpu}})
-    book = Book(tmp_path)
-    with commands(file) as ann, commands(file) as bob:
+    with _agents(file, file, Book(tmp_path)) as people:
+        yield people
+
+
+@pytest.fixture
+def accounts() -> Iterator[tuple[User, User, Book]]:
+    """The same, and each has an account of their own on the machine, with a home that the other cannot look into."""
+    if os.geteuid() != 0 or shutil.which("cc") is None:
+        pytest.skip("two accounts need root, and simulated GPUs a C compiler")
+    # Not pytest's folder, into which other users cannot look.
+    with tempfile.TemporaryDirectory() as text:
+        folder = Path(text)
+        folder.chmod(0o755)
+        write_gpus(folder / "gpus", [SimulatedGpu()])
+        gpu = {"UGRO_NVML_LIBRARY": str(build_nvml_stub(folder)), "UGRO_PRETEND_GPUS": str(folder / "gpus")}
+        (folder / "book").mkdir()
+        (folder / "book").chmod(0o777)
+        anns, bobs = (_cluster_of(folder / f"home{uid}", uid, gpu) for uid in (41_001, 41_002))
+        with _agents(anns, bobs, Book(folder / "book")) as people:
+            yield people
+
+
+def _cluster_of(home: Path, uid: int, gpu: dict[str, str]) -> Path:
+    home.mkdir(mode=0o700)
+    os.chown(home, uid, uid)
+    as_user = ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups", "env", f"HOME={home}"]
+    # umask: both write into one book.
+    entry = {"transport": [*as_user, "sh", "-c", 'umask 0; exec "$@"', "sh"], "python": "/usr/bin/python3", "env": gpu}
+    file = home.with_suffix(".yaml")
+    file.write_text(json.dumps({"nodes": {"n001": {**entry, "remote_root": str(home / "grid_workspace")}}}))
+    return file
+
+
+@contextmanager
+def _agents(anns: Path, bobs: Path, book: Book) -> Iterator[tuple[User, User, Book]]:
+    with commands(anns) as ann, commands(bobs) as bob:
         yield User(ann, book), User(bob, book), book
         for ugro in (ann, bob):
             ugro("cancel", "--all")
@@ -156,10 +192,32 @@ def _expect_one_finding(ugro: Ugro) -> None:
 def test_the_job_of_another_agent_waits_with_the_reason_and_starts_when_the_gpu_is_free(
     people: tuple[User, User, Book],
 ) -> None:
-    ann, bob, book = people
+    _expect_one_after_the_other(*people)
+
+
+@pytest.mark.proof
+def test_an_agent_with_another_account_waits_for_the_gpu_too(accounts: tuple[User, User, Book]) -> None:
+    ann, bob, book = accounts
+
+    def check_process() -> None:
+        [job] = [one["id"] for one in json.loads(ann.ugro("status", "--json").stdout)["jobs"]]
+        rank = min(processes_with(f"LEDGER={book.folder}".encode()))
+        write_gpus(book.folder.parent / "gpus", [SimulatedGpu(processes=((rank, 5),))])
+        wait_until(lambda: bob.nodes()["n001"]["facts"]["gpus"][0]["processes"], 30, "the process to be reported")
+        [found] = bob.nodes()["n001"]["facts"]["gpus"][0]["processes"]
+        assert (found["pid"], found["is_ours"], found["job"]) == (rank, True, str(job))
+        write_gpus(book.folder.parent / "gpus", [SimulatedGpu()])
+
+    _expect_one_after_the_other(ann, bob, book, check_process)
+
+
+def _expect_one_after_the_other(
+    ann: User, bob: User, book: Book, while_held: Callable[[], None] = lambda: None
+) -> None:
     ann.submit("anns")
     book.wait("begin anns")
     wait_until(lambda: bob.nodes()["n001"]["facts"]["gpus"][0]["holder"], 30, "bob's agent to see the holder")
+    while_held()
     waiting = bob.submit("bobs")
     reason = wait_until(lambda: re.search(USED, bob.why(waiting)), 30, bob.why(waiting))
     assert reason is not None

@@ -92,7 +92,7 @@ def gpu_env(folder: Path, library: Path, name: str, *gpus: SimulatedGpu) -> str:
 @pytest.fixture(scope="module")
 def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     if shutil.which("cc") is None:
-        pytest.skip("pretend GPUs need a C compiler")
+        pytest.skip("not installed: a C compiler")
     return build_nvml_stub(tmp_path_factory.mktemp("nvml"))
 
 

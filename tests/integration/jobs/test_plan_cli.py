@@ -109,7 +109,7 @@ def test_a_limit_of_nodes_and_a_choice_of_them_are_kept(ugro: Ugro) -> None:
     [
         (["plan", "plain.py", "--workdir", "{code}/../plain"], 6, "plain.py does not use ugro.train"),
         (["plan"], 2, "a script or a job file is needed"),
-        (["plan", "train.py", "--nodes", "11"], 2, "expected 1 to 10"),
+        (["plan", "train.py", "--nodes", "11"], 2, "expected a whole number from 1 to 10"),
         (["launch", "train.py", "--max-nodes", "2"], 2, "--max-nodes is for --nodes best"),
         (["launch", "train.py", "--workdir", "{code}", "--only", "n009"], 3, "there is no node n009"),
     ],

@@ -39,7 +39,7 @@ mark("end")
 @pytest.fixture
 def ugro(tmp_path: Path) -> Iterator[Ugro]:
     if shutil.which("cc") is None:
-        pytest.skip("simulated GPUs need a C compiler")
+        pytest.skip("not installed: a C compiler")
     write_gpus(tmp_path / "gpus", [SimulatedGpu()])
     gpu = {"UGRO_NVML_LIBRARY": str(build_nvml_stub(tmp_path)), "UGRO_PRETEND_GPUS": str(tmp_path / "gpus")}
     with SshdFarm(tmp_path / "farm", 1) as farm, commands(farm.cluster_yaml(nodes={"n001": {"env": gpu}})) as ugro:
@@ -65,6 +65,8 @@ def test_two_trials_share_a_gpu_and_a_stranger_waits_for_both(ugro: Ugro) -> Non
     started = ugro(*words, *own, "--json")
     assert started.returncode == 0, started.stderr
     wait_until(lambda: len(lines(ugro)) >= 2, _S, "two trials to begin")
+    # The next is submitted when the agent knows that the second runs.
+    wait_until(lambda: len(json.loads(ugro("status", "--json").stdout)["jobs"]) == 3, _S, "a third to wait")
     other = ugro("launch", "train.py", "other", "--gpus-per-node", "1", "--name", "other", *own, "-d", "--json")
     assert other.returncode == 0, other.stderr
     assert sorted(lines(ugro)) == ["begin x=1 0", "begin x=2 0"], "the same GPU"

@@ -60,7 +60,7 @@ def expect_no_trace(ugro: Ugro, scratch: Path) -> None:
 
 
 @pytest.mark.proof
-@pytest.mark.skipif(find_spec("torch") is None, reason="it is a PyTorch training")
+@pytest.mark.skipif(find_spec("torch") is None, reason="not installed: torch")
 def test_the_same_training_is_shown_with_equal_and_with_measured_shares(ugro: Ugro) -> None:
     lab = Lab(StateDir(ugro.home))
     try:
@@ -220,7 +220,7 @@ def test_an_interrupted_demo_leaves_nothing(ugro: Ugro, scratch: Path, number: s
 
 @pytest.mark.proof
 def test_nor_does_one_that_is_interrupted_while_it_recovers(ugro: Ugro, scratch: Path) -> None:
-    moment = "jobs/1/checkpoints/attempt_2.json"  # the ranks are about to run again
+    moment = "jobs/1/.checkpoints/attempt_2.json"  # the ranks are about to run again
     expect_nothing_left(ugro, scratch, ["demo", "--gentle", "--accident"], signal.SIGINT, moment)
 
 

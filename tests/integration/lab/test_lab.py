@@ -348,7 +348,7 @@ def test_a_throttle_ends_with_its_node_program_and_leaves_nothing_stopped(ugro: 
 
 
 @pytest.mark.proof
-@pytest.mark.skipif(not shutil.which("cc"), reason="needs a C compiler")
+@pytest.mark.skipif(not shutil.which("cc"), reason="not installed: a C compiler")
 def test_each_node_has_pretend_gpus_of_another_kind(ugro: Ugro, lab: Lab) -> None:
     assert ugro("lab", "up", "--nodes", "2", "--gpus", "2").returncode == 0
     facts = [node["facts"] for node in healthy_nodes(ugro).values()]

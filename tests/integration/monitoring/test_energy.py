@@ -31,7 +31,7 @@ if len(sys.argv) > 1:
         time.sleep(0.05)
 """
 
-pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="simulated GPUs need a C compiler")
+pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="not installed: a C compiler")
 
 
 @pytest.fixture(scope="module")

@@ -189,7 +189,7 @@ def test_a_trace_of_every_rank_is_recorded_at_the_same_steps_and_comes_home(ugro
 
 
 def test_what_cannot_be_asked_is_said(ugro: Ugro, job: str) -> None:
-    assert "expected 1 to 1000" in ugro("profile", job, "--trace", "0").stderr
+    assert "expected a whole number from 1 to 1000" in ugro("profile", job, "--trace", "0").stderr
     assert "takes no other option" in ugro("profile", job, "--trace", "1", "--watch").stderr
     missing = ugro("profile", job, "--attempt", "7")
     assert (missing.returncode, "has no attempt 7" in missing.stderr) == (4, True)

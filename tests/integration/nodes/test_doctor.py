@@ -53,6 +53,7 @@ def write_cluster(farm: SshdFarm, *, nodes: dict[str, Any] | None = None, **extr
     return farm.cluster_yaml(ssh=ssh, nodes=nodes or {}, **extra)
 
 
+@pytest.mark.proof
 def test_nodes_that_are_well_get_good_lines_only(cluster: SshdFarm, ugro: Ugro) -> None:
     write_cluster(cluster, **settings())
     completed = ugro("doctor", "--json")

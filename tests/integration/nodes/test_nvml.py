@@ -35,7 +35,7 @@ ANSWER_S = 20.0
 
 needs_compiler = pytest.mark.skipif(
     not any(map(shutil.which, ("cc", "gcc", "clang"))),
-    reason="no C compiler to build the pretend library with",
+    reason="not installed: a C compiler",
 )
 
 

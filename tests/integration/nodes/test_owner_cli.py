@@ -20,7 +20,7 @@ from ugro.lab.simulated_gpus import SimulatedGpu, build_nvml_stub, write_gpus
 
 pytestmark = [
     pytest.mark.proof,
-    pytest.mark.skipif(shutil.which("cc") is None, reason="simulated GPUs need a C compiler"),
+    pytest.mark.skipif(shutil.which("cc") is None, reason="not installed: a C compiler"),
 ]
 CLUSTER = """
 nodes:

@@ -21,7 +21,7 @@ from ugro.nodes import bootstrap
 from ugro.remote import wire
 
 SHELLS = [
-    pytest.param(shell, marks=pytest.mark.skipif(not Path(shell).exists(), reason=f"no {shell} here"))
+    pytest.param(shell, marks=pytest.mark.skipif(not Path(shell).exists(), reason=f"not installed: {shell}"))
     for shell in ("/bin/bash", "/bin/dash", "/usr/bin/fish", "/usr/bin/tcsh", "/usr/bin/zsh")
 ]
 BANNER = "Welcome!\nUGRO1 \x1b[1m this is not the greeting\nUGRO1 none\nno newline at the end, 100 % 'quoted' \"too\""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
-import shutil
 import signal
 import urllib.error
 import urllib.request
@@ -17,6 +16,7 @@ import pytest
 
 from tests.integration.conftest import Ugro
 from tests.integration.ray.conftest import Clusters, Nodes
+from tests.rig import needs
 from tests.rig.agent import end_agent
 from tests.rig.ports import free_port
 from tests.rig.ray import LIMIT_S, document, leftovers, process_of, run_driver
@@ -26,7 +26,7 @@ pytestmark = [
     pytest.mark.proof,
     pytest.mark.timeout(900),
     pytest.mark.skipif(importlib.util.find_spec("grpc_reflection") is None, reason="ray[serve] is not installed"),
-    pytest.mark.skipif(shutil.which("haproxy", path="/usr/sbin:/usr/bin:/usr/local/sbin") is None, reason="no HAProxy"),
+    needs.programs("haproxy"),
 ]
 START_S = 400
 APPLICATION = """

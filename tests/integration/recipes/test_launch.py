@@ -18,7 +18,7 @@ LIMIT_S = 400
 pytestmark = [
     pytest.mark.proof,
     pytest.mark.timeout(900),
-    pytest.mark.skipif(find_spec("peft") is None, reason="recipes need transformers, peft and datasets"),
+    pytest.mark.skipif(find_spec("peft") is None, reason="not installed: peft"),
 ]
 
 

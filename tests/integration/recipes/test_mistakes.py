@@ -14,7 +14,7 @@ LIMIT_S = 200
 pytestmark = [
     pytest.mark.proof,
     pytest.mark.timeout(600),
-    pytest.mark.skipif(find_spec("peft") is None, reason="recipes need transformers, peft and datasets"),
+    pytest.mark.skipif(find_spec("peft") is None, reason="not installed: peft"),
 ]
 
 

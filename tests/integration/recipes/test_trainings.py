@@ -21,7 +21,7 @@ NEAR = 2e-5  # of parameters, after a few steps: sums are added up in another or
 pytestmark = [
     pytest.mark.proof,
     pytest.mark.timeout(900),
-    pytest.mark.skipif(find_spec("peft") is None, reason="recipes need transformers, peft and datasets"),
+    pytest.mark.skipif(find_spec("peft") is None, reason="not installed: peft"),
 ]
 
 

@@ -8,6 +8,7 @@ import signal
 import socket
 import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager
 from http.cookiejar import CookieJar
 from pathlib import Path
 
@@ -15,20 +16,38 @@ import pytest
 
 from tests.rig.machines import Machines
 from tests.rig.waiting import wait_until
+from ugro import Client
 from ugro.client.http import Connection
 from ugro.client.remote.client import RemoteClient
+from ugro.client.remote.link import MasterLink
 from ugro.client.remote.master import Master
 from ugro.core.errors import NotAllowed, UsageError
 from ugro.core.job import JobState
+from ugro.core.support.state_dir import StateDir
 
 pytestmark = pytest.mark.proof
 WAIT_S = 90
 
 
 @pytest.fixture
-def client(pair: Machines) -> Iterator[RemoteClient]:
-    master = Master("n001", ssh_config=str(pair.farm.ssh_config))
-    with RemoteClient(master, home=pair.laptop / ".ugro") as found:
+def link(pair: Machines) -> Iterator[MasterLink]:
+    found = MasterLink(Master("n001", ssh_config=str(pair.farm.ssh_config)), StateDir(pair.laptop / ".ugro"))
+    yield found
+    found.close()
+
+
+@contextmanager
+def client_of(pair: Machines, monkeypatch: pytest.MonkeyPatch, *, is_named: bool) -> Iterator[Client]:
+    """``is_named``: in the program; otherwise as for every command, in the environment."""
+    if is_named:
+        master = Master("n001", ssh_config=str(pair.farm.ssh_config))
+        with RemoteClient(master, home=pair.laptop / ".ugro") as found:
+            yield found
+        return
+    monkeypatch.setenv("UGRO_HOME", str(pair.laptop / ".ugro"))
+    monkeypatch.setenv("UGRO_MASTER", "n001")
+    monkeypatch.setenv("UGRO_MASTER_SSH_CONFIG", str(pair.farm.ssh_config))
+    with Client() as found:
         yield found
 
 
@@ -39,8 +58,10 @@ def test_commands_sweeps_and_code_go_through_the_master(pair: Machines) -> None:
     swept = pair.ugro("--master", "n001", "sweep", "train.py", "--lr", "1,2")
     assert swept.returncode == 0, swept.stderr
     assert "2 complete" in swept.stderr
-    synced = pair.ugro("--master", "n001", "--json", "sync")
-    assert synced.returncode == 0, synced.stderr
+    for words in (["sync", "--dry-run"], ["sync"]):
+        synced = pair.ugro("--master", "n001", "--json", *words)
+        assert synced.returncode == 0, synced.stderr
+        assert json.loads(synced.stdout)["snapshot"]["files"] == 1, words
     for words in (["health"], ["node", "ls"], ["events"], ["metrics"], ["audit"], ["why", "last"]):
         assert pair.ugro("--master", "n001", *words).returncode == 0, words
 
@@ -69,21 +90,28 @@ def test_the_dashboard_is_reached_through_a_port_of_this_machine(pair: Machines)
         assert running.end() == 130
 
 
-def test_the_python_api_submits_follows_and_cancels(client: RemoteClient, tmp_path: Path) -> None:
-    (tmp_path / "work.py").write_text("import time\nprint('begun', flush=True)\ntime.sleep(600)\n")
-    job = client.jobs.submit(fields={"script": "work.py", "workdir": str(tmp_path)})
-    for seen in client.jobs.follow(job.id):
-        if getattr(seen, "content", b"") == b"begun\n":
-            client.jobs.cancel(job.id)
-    assert client.jobs.wait(job.id).state is JobState.CANCELLED
-    with pytest.raises(NotAllowed, match="works on n001 alone"):
-        client.stop_agent()
-    with pytest.raises(NotAllowed, match="works on n001 alone"):
-        _ = client.backups
+@pytest.mark.parametrize("is_named", [True, False])
+def test_the_python_api_submits_follows_cancels_and_pulls(
+    pair: Machines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_named: bool
+) -> None:
+    text = "import time\nopen('made', 'w').write('here')\nprint('begun', flush=True)\ntime.sleep(600)\n"
+    (tmp_path / "work.py").write_text(text)
+    with client_of(pair, monkeypatch, is_named=is_named) as client:
+        job = client.jobs.submit(fields={"script": "work.py", "workdir": str(tmp_path)})
+        for seen in client.jobs.follow(job.id):
+            if getattr(seen, "content", b"") == b"begun\n":
+                client.jobs.cancel(job.id)
+        assert client.jobs.wait(job.id).state is JobState.CANCELLED
+        client.pull(job.id, tmp_path / "got")
+        assert (tmp_path / "got" / "made").read_text() == "here"
+        with pytest.raises(NotAllowed, match="works on n001 alone"):
+            client.stop_agent()
+        with pytest.raises(NotAllowed, match="works on n001 alone"):
+            _ = client.backups
 
 
-def test_requests_about_files_of_the_master_are_refused_there_too(client: RemoteClient) -> None:
-    connection = client.connection()
+def test_requests_about_files_of_the_master_are_refused_there_too(link: MasterLink) -> None:
+    connection = Connection(Path("/"), dial=link.open, headers={"ugro-remote": "key laptop"})
     for method, path, body in (
         ("PUT", "/v1/cluster", {"path": "/etc/passwd"}),
         ("PUT", "/v1/cluster/file", {"path": "/tmp/x", "wish": {}}),
@@ -94,15 +122,15 @@ def test_requests_about_files_of_the_master_are_refused_there_too(client: Remote
         with pytest.raises(NotAllowed, match="on the master alone"):
             connection.ask(method, path, body, timeout_s=WAIT_S)
     connection.close()
-    odd = Connection(Path("/"), dial=client.link.open, headers={"ugro-remote": "x"})
+    odd = Connection(Path("/"), dial=link.open, headers={"ugro-remote": "x"})
     with pytest.raises(UsageError, match="invalid header"):
         odd.ask("GET", "/v1/agent", timeout_s=WAIT_S)
     odd.close()
 
 
-def test_a_relay_connects_to_nothing_but_the_agent_and_its_dashboard(client: RemoteClient) -> None:
+def test_a_relay_connects_to_nothing_but_the_agent_and_its_dashboard(link: MasterLink) -> None:
     for place in ("", "127.0.0.1:22", "/etc/passwd", "agent "):
         with pytest.raises(NotAllowed, match="does not connect"):
-            client.link.open(place)
-    with client.link.open() as found:
+            link.open(place)
+    with link.open() as found:
         assert isinstance(found, socket.socket)

@@ -24,7 +24,7 @@ from tests.rig.waiting import is_alive, processes_with, wait_until
 pytestmark = pytest.mark.proof
 
 SHELLS = [
-    pytest.param(shell, marks=pytest.mark.skipif(not Path(shell).exists(), reason=f"no {shell} here"))
+    pytest.param(shell, marks=pytest.mark.skipif(not Path(shell).exists(), reason=f"not installed: {shell}"))
     for shell in ("/bin/bash", "/bin/dash", "/usr/bin/fish", "/usr/bin/tcsh")
 ]
 

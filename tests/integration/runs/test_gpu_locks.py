@@ -59,6 +59,12 @@ def lock_file(node: LocalNode, uuid: str = GPU) -> Path:
     return found
 
 
+@pytest.fixture(autouse=True)
+def _own_gpus(node: LocalNode) -> None:
+    """Those of another driver than the ones in tests that run beside this one."""
+    node.spec = replace(node.spec, env=(*node.spec.env, ("UGRO_NVML_LIBRARY", str(node.root / "no-library"))))
+
+
 @pytest.fixture
 def second(node: LocalNode) -> Iterator[LocalNode]:
     """The same machine and account under another name."""
@@ -215,7 +221,7 @@ def test_a_start_is_refused_when_the_indexes_of_the_gpus_have_moved(
     node: LocalNode, ledger: Ledger, tmp_path: Path
 ) -> None:
     if shutil.which("cc") is None:
-        pytest.skip("simulated GPUs need a C compiler")
+        pytest.skip("not installed: a C compiler")
     first, second = SimulatedGpu(uuid=GPU), SimulatedGpu(uuid=OTHER_GPU)
     write_gpus(tmp_path / "gpus", [first, second])
     variables = {"UGRO_NVML_LIBRARY": str(build_nvml_stub(tmp_path)), "UGRO_PRETEND_GPUS": str(tmp_path / "gpus")}

@@ -21,7 +21,7 @@ from ugro.nodes.link import Link
 from ugro.remote.runs.meter import ENERGY
 
 GPU = "GPU-11111111-aaaa"
-pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="simulated GPUs need a C compiler")
+pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="not installed: a C compiler")
 
 # Every GPU is there, and whoever asks for its UUID waits for ever.
 _HANGS = """\
@@ -117,7 +117,7 @@ def test_a_tool_that_hangs_is_gone_with_its_run(node: LocalNode, ledger: Ledger,
     tool.parent.mkdir()
     tool.write_text(f"#!/bin/sh\ntrap '' TERM INT HUP\necho $$ >> {pids}\nwhile :; do sleep 1; done\n")
     tool.chmod(0o755)
-    variables = {"UGRO_NVML_LIBRARY": "/nowhere.so", "PATH": f"{tool.parent}:{os.environ['PATH']}"}
+    variables = {"UGRO_NVML_LIBRARY": str(tmp_path / "nowhere.so"), "PATH": f"{tool.parent}:{os.environ['PATH']}"}
     node.spec = replace(node.spec, env=(*node.spec.env, *variables.items()))
     link = node.link()
     start(node, link, ledger)

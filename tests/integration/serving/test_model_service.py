@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.rig import needs
 from tests.rig.service import ServicePlace
 from ugro.client.services import ServiceWish
 from ugro.core.service import ServiceReport
@@ -22,7 +22,7 @@ pytestmark = [
     pytest.mark.proof,
     pytest.mark.timeout(400),
     pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing:FutureWarning"),
-    pytest.mark.skipif(shutil.which("haproxy", path="/usr/sbin:/usr/bin:/usr/local/sbin") is None, reason="no HAProxy"),
+    needs.programs("haproxy"),
 ]
 
 

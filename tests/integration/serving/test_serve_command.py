@@ -33,7 +33,7 @@ def document(ugro: Ugro, *words: str) -> Any:
     return json.loads(done.stdout)
 
 
-@pytest.mark.skipif(HAPROXY is None, reason="no HAProxy")
+@pytest.mark.skipif(HAPROXY is None, reason="not installed: haproxy")
 @pytest.mark.timeout(400)
 def test_a_command_is_served_shown_loaded_and_stopped(ugro: Ugro) -> None:
     port = free_port()

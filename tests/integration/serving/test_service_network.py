@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.integration.conftest import Farms, Ugro
+from tests.rig import needs
 from tests.rig.service import SERVER
 from tests.rig.sshd import SshdNode
 from tests.rig.waiting import processes_with, wait_until
@@ -18,7 +18,7 @@ from tests.rig.waiting import processes_with, wait_until
 pytestmark = [
     pytest.mark.proof,
     pytest.mark.timeout(300),
-    pytest.mark.skipif(shutil.which("haproxy", path="/usr/sbin:/usr/bin:/usr/local/sbin") is None, reason="no HAProxy"),
+    needs.programs("haproxy"),
 ]
 LIMIT_S = 90
 PORT = "8123"

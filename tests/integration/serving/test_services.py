@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,6 +10,7 @@ from functools import partial
 
 import pytest
 
+from tests.rig import needs
 from tests.rig.service import LIMIT_S, ServicePlace, words
 from tests.rig.waiting import wait_until
 from ugro.core.errors import ConfigError, NotAllowed, UgroError
@@ -19,7 +19,7 @@ from ugro.core.service import Phase, ReplicaPhase, ServiceReport
 pytestmark = [
     pytest.mark.proof,
     pytest.mark.timeout(240),
-    pytest.mark.skipif(shutil.which("haproxy", path="/usr/sbin:/usr/bin:/usr/local/sbin") is None, reason="no HAProxy"),
+    needs.programs("haproxy"),
 ]
 
 

@@ -15,7 +15,7 @@ METHODS = ("none", "fp16", "powersgd", "powersgd_memory", "auto")
 pytestmark = [
     pytest.mark.timeout(400),
     pytest.mark.proof,
-    pytest.mark.skipif(find_spec("torch") is None, reason="gradients are PyTorch's"),
+    pytest.mark.skipif(find_spec("torch") is None, reason="not installed: torch"),
 ]
 
 

@@ -22,7 +22,7 @@ LIMIT_S = 150
 # Looked for and not imported: every process that collects tests would load it.
 pytestmark = [
     pytest.mark.timeout(300),
-    pytest.mark.skipif(find_spec("torch") is None, reason="the examples are PyTorch trainings"),
+    pytest.mark.skipif(find_spec("torch") is None, reason="not installed: torch"),
 ]
 
 

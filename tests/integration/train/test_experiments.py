@@ -136,7 +136,7 @@ def expect_page(page: Page, folder: Path) -> None:
 
 @pytest.mark.proof
 @pytest.mark.timeout(900)
-@pytest.mark.skipif(find_spec("torch") is None, reason="the trainings need PyTorch")
+@pytest.mark.skipif(find_spec("torch") is None, reason="not installed: torch")
 def test_an_experiment_survives_its_agent_and_its_report_needs_no_server(ugro: Ugro, folder: Path) -> None:
     expect_raw_data(ugro, folder)
     assert ugro("lab", "down").returncode == 0

@@ -23,7 +23,7 @@ LIMIT_S = 150
 
 pytestmark = [
     pytest.mark.timeout(400),
-    pytest.mark.skipif(find_spec("torch") is None, reason="local SGD is for PyTorch trainings"),
+    pytest.mark.skipif(find_spec("torch") is None, reason="not installed: torch"),
 ]
 
 

@@ -124,17 +124,7 @@ def test_a_pipeline_that_is_told_to_end_saves_first_and_goes_on_where_it_was(
 
 @pytest.mark.proof
 def test_no_thread_of_a_pipeline_outlives_the_interpreter(tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(
-        """
-import atexit, json, os
-from pathlib import Path
-
-def note():
-    names = [Path("/proc/self/task", thread, "comm").read_text().strip() for thread in os.listdir("/proc/self/task")]
-    Path(os.environ["RESULT"]).write_text(json.dumps(names))
-
-atexit.register(note)  # after all that is registered later
+    text = """
 import torch, ugro.train as ut
 run = ut.init()
 model = run.wrap(torch.nn.Sequential(*(torch.nn.Linear(2, 2) for _ in range(4))), parallel="pipeline")
@@ -144,8 +134,7 @@ for batch in run.loader(torch.utils.data.TensorDataset(torch.randn(32, 2)), glob
     run.step(lambda part: model(part[0]).square().mean(), batch)
     optimizer.step()
 """
-    )
-    for names in ranks.start([str(script)], tmp_path, 2).results():
+    for names in ranks.threads_at_exit(text, tmp_path, 2):
         assert [name for name in names if "gloo" in name] == []
 
 

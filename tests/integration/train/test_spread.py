@@ -216,17 +216,7 @@ def test_a_checkpoint_of_complete_models_is_refused_by_ranks_that_share_one(tmp_
 @pytest.mark.proof
 def test_no_thread_of_pytorchs_outlives_the_interpreter(tmp_path: Path) -> None:
     """Such a thread aborts a rank that has done all it was to do, now and then."""
-    script = tmp_path / "train.py"
-    script.write_text(
-        """
-import atexit, json, os
-from pathlib import Path
-
-def note():
-    names = [Path("/proc/self/task", thread, "comm").read_text().strip() for thread in os.listdir("/proc/self/task")]
-    Path(os.environ["RESULT"]).write_text(json.dumps(names))
-
-atexit.register(note)  # after all that is registered later
+    text = """
 import torch, ugro.train as ut
 run = ut.init()
 model = run.wrap(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)), parallel="fsdp")
@@ -237,8 +227,7 @@ for batch in run.loader(torch.utils.data.TensorDataset(torch.randn(32, 2)), glob
         optimizer.step()
         optimizer.zero_grad()
 """
-    )
-    for names in ranks.start([str(script)], tmp_path, 2).results():
+    for names in ranks.threads_at_exit(text, tmp_path, 2):
         assert [name for name in names if "gloo" in name] == []
 
 

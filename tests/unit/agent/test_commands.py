@@ -28,6 +28,20 @@ def test_a_command_gets_its_input_and_says_how_it_ended(tmp_path: Path) -> None:
     assert run("true", folder=tmp_path, content=b"x" * 10**6).complaint is None, "it need not read"
 
 
+def test_a_command_gets_nothing_of_the_agents_environment_but_what_every_program_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hush")
+    monkeypatch.setenv("UGRO_SMTP_PASSWORD", "hush")
+    monkeypatch.setenv("UGRO_HOME", "/state")
+    monkeypatch.setenv("LANG", "C.UTF-8")
+    said = run(sys.executable, "-c", "import os; print(*map('='.join, os.environ.items()), sep='\\n')", folder=tmp_path)
+    found = dict(line.split("=", 1) for line in said.said.splitlines())
+    assert found.keys() <= {*command.INHERITED, "WHO"}
+    assert (found["PATH"], found["WHO"]) == (os.environ["PATH"], "ann")
+    assert (found["UGRO_HOME"], found["LANG"]) == ("/state", "C.UTF-8")
+
+
 def test_a_program_that_is_not_there_is_a_failure_with_a_reason(tmp_path: Path) -> None:
     assert run("/no/such/program", folder=tmp_path).complaint == (
         "exit code 127: /no/such/program: No such file or directory"
@@ -67,7 +81,7 @@ def test_what_hangs_is_ended_with_all_that_it_has_started(tmp_path: Path) -> Non
 
 def test_a_guard_that_is_asked_to_end_while_it_ends_what_was_left_finishes_that(tmp_path: Path) -> None:
     argv, pid = leaving(tmp_path, f"touch {tmp_path}/asked")
-    guard = [sys.executable, "-P", "-m", "ugro.agent.support.command_guard", str(os.getpid()), *argv]
+    guard = [sys.executable, "-P", "-m", "ugro.agent.support.command_guard", str(os.getpid()), "PATH", *argv]
     with subprocess.Popen(guard, stderr=subprocess.PIPE, text=True) as process:
         wait_until((tmp_path / "asked").exists, 20, "the guard to end what was left")
         process.terminate()

@@ -59,6 +59,16 @@ def test_what_is_anothers_is_changed_by_operators_only() -> None:
         check_owner(ANN, own, "bob", "job 1")
 
 
+def test_a_refusal_says_whose_role_does_not_suffice() -> None:
+    weak = Caller("ann", Role.VIEWER, "")
+    with pytest.raises(NotAllowed, match="and ann has the role viewer") as of_a_person:
+        check_role(weak, Access(Role.USER))
+    assert "team.roles" in str(of_a_person.value.hint)
+    with pytest.raises(NotAllowed, match="and this token has the role viewer") as of_a_token:
+        check_role(replace(weak, by_token=True), Access(Role.USER))
+    assert of_a_token.value.hint == "make one: ugro token create --role user"
+
+
 def test_files_and_ways_in_are_not_for_everybody() -> None:
     admin = Caller("ann", Role.ADMIN, "")
     with pytest.raises(NotAllowed, match="files of its machine"):

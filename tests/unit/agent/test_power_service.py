@@ -30,7 +30,7 @@ def with_power(folder: Path, test: Callable[[PowerService, Any], Coroutine[Any, 
         await store.open()
         try:
             node = SimpleNamespace(spec=NodeSpec("n1", power=PowerRule(resume=("touch", "woken"))))
-            inventory = SimpleNamespace(find=lambda name: None, get=lambda name: node)
+            inventory = SimpleNamespace(find=lambda name: None, named=lambda name: node)
             cluster: Any = SimpleNamespace(inventory=inventory, path=folder / "cluster.yaml")
             engine: Any = SimpleNamespace(safe_mode=SimpleNamespace(check=refuse))
             scheduler_input: Any = SimpleNamespace()

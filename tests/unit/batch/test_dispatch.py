@@ -20,7 +20,7 @@ from ugro.batch.local import LocalEngine
 from ugro.batch.worker import Worker
 from ugro.policy.batching.aims import Aims
 
-pytest.importorskip("cloudpickle", reason="of the extra batch")
+pytest.importorskip("cloudpickle")
 SMALL = Aims(probe_items=5, batch_s=0.002, least_s=0.0002)
 
 

@@ -9,9 +9,12 @@ import pytest
 
 from ugro import Client
 from ugro.client.http import Connection
-from ugro.client.team import expect_own, expect_trusted, team_agent
+from ugro.client.own_agent import OwnAgent
+from ugro.client.remote.master import Master, remember
+from ugro.client.remote.team import TeamAgent
+from ugro.client.team import expect_trusted, team_agent
 from ugro.core.errors import NotAllowed, Unreachable
-from ugro.core.support.state_dir import chosen_socket, team_socket
+from ugro.core.support.state_dir import StateDir, chosen_socket, team_socket
 
 
 def test_where_the_socket_of_a_team_is() -> None:
@@ -28,10 +31,35 @@ def test_a_client_uses_the_socket_that_it_is_told(monkeypatch: pytest.MonkeyPatc
     assert chosen_socket({}) is None
     monkeypatch.setenv("UGRO_SOCKET", str(tmp_path / "team" / "agent.sock"))
     client = Client()
-    assert client.socket == tmp_path / "team" / "agent.sock"
-    with pytest.raises(NotAllowed, match="run by its owner"):
+    assert isinstance(client.reach, TeamAgent)
+    with pytest.raises(Unreachable, match=r"no agent answers at .*/team/agent.sock"):
+        client.agent()
+    for refused in (client.stop_agent, client.restart_agent, lambda: client.backups, lambda: client.stores):
+        with pytest.raises(NotAllowed, match="run by its owner"):
+            refused()
+    assert isinstance(client.twin().reach, TeamAgent)
+    assert isinstance(Client(home=tmp_path).reach, OwnAgent), "a folder that is named counts"
+
+
+def test_a_client_uses_the_master_that_commands_use(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("UGRO_HOME", str(tmp_path))
+    monkeypatch.delenv("UGRO_MASTER", raising=False)
+    assert isinstance(Client().reach, OwnAgent)
+    remember(StateDir(tmp_path), Master("ann@gpu-master"))
+    client = Client()
+    assert str(client.master) == "ann@gpu-master"
+    assert client.is_elsewhere
+    with pytest.raises(NotAllowed, match="stopping the agent works on ann@gpu-master alone"):
         client.stop_agent()
-    assert Client(home=tmp_path).socket == tmp_path / "agent.sock", "a folder that is named counts"
+    with pytest.raises(NotAllowed, match="is a file of this machine, and the agent of ann@gpu-master is used"):
+        Client(cluster="cluster.yaml")
+    monkeypatch.setenv("UGRO_MASTER", "bob@other")
+    assert str(Client().master) == "bob@other"
+    assert str(Client().twin().master) == "bob@other"
+    monkeypatch.setenv("UGRO_MASTER", "local")
+    assert isinstance(Client().reach, OwnAgent)
+    monkeypatch.setenv("UGRO_MASTER", "bob@other")
+    assert Client(home=tmp_path).master is None
 
 
 def test_there_is_no_agent(tmp_path: Path) -> None:
@@ -48,7 +76,6 @@ def test_a_folder_that_is_anybodys_is_not_trusted(tmp_path: Path) -> None:
         expect_trusted(open_to_all / "agent.sock")
     expect_trusted(tmp_path / "agent.sock")
     expect_trusted(tmp_path / "missing" / "agent.sock")
-    expect_own(None)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="root can give a folder away")

@@ -12,30 +12,13 @@ import yaml
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ugro.config.job.file import Resolve, draft_job, parse_job
+from tests.rig.job_files import by_name, load
+from ugro.config.job.file import Resolve, draft_job
 from ugro.config.job.options import OPTIONS, flag_of
-from ugro.core.errors import ConfigError, NotFound, Unreachable
+from ugro.core.errors import ConfigError, Unreachable
 from ugro.core.job import Elastic, JobSpec
 
 SECRET = "hunter2"
-JOBS = {"prepare": 7, "last": 9}
-
-
-def by_name(word: str) -> int:
-    if word not in JOBS:
-        raise NotFound(f"there is no job {word}", hint="see: ugro status")
-    return JOBS[word]
-
-
-def load(
-    text: str,
-    overrides: Mapping[str, object] | None = None,
-    env: Mapping[str, str] | None = None,
-    resolve: Resolve | None = by_name,
-) -> JobSpec:
-    return parse_job(text, Path("job.yaml"), fields=overrides or {}).spec(env or {}, resolve)
-
-
 def job_from_fields(fields: Mapping[str, object], *, env: Mapping[str, str], resolve: Resolve | None) -> JobSpec:
     return draft_job(None, fields=fields).spec(env, resolve)
 

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ugro.config.job.file import Resolve, draft_job, parse_job
+from tests.rig.job_files import by_name, load
+from ugro.config.job.file import draft_job
 from ugro.config.job.options import OPTIONS
 from ugro.config.kinds import BadValueError
 from ugro.config.names import is_job_name
 from ugro.config.reference import job_sections
 from ugro.config.section import NO_OPTION
-from ugro.core.errors import NotFound
 from ugro.core.failure import Cause
 from ugro.core.job import (
     ALL_GPUS,
@@ -33,23 +33,6 @@ from ugro.core.job import (
     Stop,
 )
 from ugro.core.support.codec import decode, dumps
-
-JOBS = {"prepare": 7, "last": 9}
-
-
-def by_name(word: str) -> int:
-    if word not in JOBS:
-        raise NotFound(f"there is no job {word}", hint="see: ugro status")
-    return JOBS[word]
-
-
-def load(
-    text: str,
-    overrides: Mapping[str, object] | None = None,
-    env: Mapping[str, str] | None = None,
-    resolve: Resolve | None = by_name,
-) -> JobSpec:
-    return parse_job(text, Path("job.yaml"), fields=overrides or {}).spec(env or {}, resolve)
 
 
 def job_from_fields(fields: Mapping[str, object], *, env: Mapping[str, str]) -> JobSpec:

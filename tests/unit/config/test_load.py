@@ -127,7 +127,7 @@ def test_every_default_is_the_promised_one() -> None:
             "exclude": (),
             "labels": {},
         },
-        "team": {"group": None, "default_role": "user", "roles": {}, "socket": None},
+        "team": {"group": None, "default_role": "user", "roles": {}, "socket": None, "account": None},
         "api": {"bind": None, "tls": None},
         "hooks": {"queue_longer_than": None, "idle": None, "node_lost": None, "job_ended": None},
         "discovery": {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import re
@@ -388,7 +389,7 @@ def test_a_port_that_somebody_listens_on_is_not_free() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        assert not ports.is_free(taken.getsockname()[1])
+        assert ports.bind_errno(taken.getsockname()[1]) == errno.EADDRINUSE
 
 
 # --- surviving a logout -----------------------------------------------------------------------------------------

@@ -151,8 +151,9 @@ def test_jobs_are_found_by_id_by_name_and_as_the_last(file: Path) -> None:
         assert (await jobs.find("a")).id == ids[1]
         assert (await jobs.find(str(ids[0]))).id == ids[0]
         assert (await jobs.find("last")).id == ids[2]
-        with pytest.raises(NotFound):
-            await jobs.find("nobody")
+        for word in ("nobody", "³", "9" * 30, "9" * 5000):
+            with pytest.raises(NotFound):
+                await jobs.find(word)
 
     in_store(file, work)
 

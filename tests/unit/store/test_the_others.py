@@ -13,11 +13,12 @@ from tests.unit.policy.ray.clusters import cluster
 from ugro.core.alert import Alert, Severity
 from ugro.core.audit import AuditEntry
 from ugro.core.environment import Environment
-from ugro.core.errors import NotAllowed
+from ugro.core.errors import NotAllowed, UgroError
 from ugro.core.job import Ending, Job, JobSpec, JobState, Placement, Share
 from ugro.core.ray_cluster import ClusterState
 from ugro.policy.lifecycle.newer_state import Cancel, Settle, Take
 from ugro.store.database import Store
+from ugro.store.jobs import StaleMove
 from ugro.store.listing import Listed
 from ugro.store.smalllogs import SmallLog
 from ugro.store.standing import Decision
@@ -119,5 +120,37 @@ def test_ray_clusters_have_one_name_at_a_time(tmp_path: Path) -> None:
         await store.ray_clusters.put(replace(first, state=ClusterState.ENDED))
         second = await store.ray_clusters.add(wanted)
         assert [one.id for one in await store.ray_clusters.newest(5)] == [second.id, first.id] == [2, 1]
+
+    in_store(tmp_path, work)
+
+
+def test_a_gpu_has_one_holder_through_whichever_login_and_logins_are_remembered(tmp_path: Path) -> None:
+    async def work(store: Store) -> None:
+        ann, bob = [(await store.jobs.submit(SPEC, user, user)).job for user in ("ann", "bob")]
+        await store.jobs.start(ann, Placement((Share("ann@gpu1", gpus=(0,)),)), "it fits")
+        for name in ("gpu1", "bob@gpu1"):
+            with pytest.raises(UgroError, match="held_devices"):
+                await store.jobs.start(bob, Placement((Share(name, gpus=(0,)),)), "it does not")
+        await store.jobs.start(bob, Placement((Share("bob@gpu1", gpus=(1,)),)), "it fits")
+        assert await store.logins.all() == {"ann@gpu1": False, "bob@gpu1": False}
+        await store.logins.clear("ann@gpu1")
+        assert await store.logins.all() == {"ann@gpu1": False, "bob@gpu1": False}, "a job holds something there"
+        await store.jobs.move(await store.jobs.get(ann.id), JobState.STOPPING, "enough")
+        await store.jobs.move(await store.jobs.get(ann.id), JobState.CANCELLED, "enough", exit_code=130)
+        await store.logins.clear("ann@gpu1")
+        assert await store.logins.all() == {"ann@gpu1": True, "bob@gpu1": False}
+        again = (await store.jobs.submit(SPEC, "ann", "again")).job
+        await store.jobs.start(again, Placement((Share("ann@gpu1", gpus=(0,)),)), "it fits")
+        assert await store.logins.all() == {"ann@gpu1": False, "bob@gpu1": False}
+
+    in_store(tmp_path, work)
+
+
+def test_a_drained_node_takes_no_job_through_a_login(tmp_path: Path) -> None:
+    async def work(store: Store) -> None:
+        job = (await store.jobs.submit(SPEC, "ann", "1")).job
+        await store.drain("gpu1", "new fans")
+        with pytest.raises(StaleMove, match="gpu1 was drained"):
+            await store.jobs.start(job, Placement((Share("ann@gpu1"),)), "it fits")
 
     in_store(tmp_path, work)

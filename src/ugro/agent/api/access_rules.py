@@ -92,7 +92,7 @@ RULES: Mapping[str, Access] = {
     "POST /v1/tunnel": _USES,  # to a job's socket: its own; to a port of a node: an operator's
     # Code and environments on nodes.
     "GET /v1/sync": _SEES,
-    "POST /v1/sync": Access(Role.USER, needs_files=True),
+    "POST /v1/sync": _USES,  # of other accounts, their own client reads and sends the folder
     "POST /v1/tidy": _OPERATES,
     "POST /v1/setup": _OPERATES,
     "GET /v1/environments": _SEES,
@@ -118,6 +118,7 @@ RULES: Mapping[str, Access] = {
     "GET /v1/jobs/{word}/file": _sees(Kind.JOB),
     "GET /v1/jobs/{word}/why": _sees(Kind.JOB),
     "GET /v1/jobs/{word}/wait": _sees(Kind.JOB),
+    "GET /v1/jobs/{word}/log": _sees(Kind.JOB),
     "GET /v1/jobs/{word}/logs": _sees(Kind.JOB),
     "GET /v1/jobs/{word}/results": _sees(Kind.JOB),
     "GET /v1/jobs/{word}/results/brief": _sees(Kind.JOB),
@@ -225,7 +226,9 @@ def check_role(caller: Caller, access: Access | None) -> None:
     if access is None:
         raise NotAllowed("this route states no role: nobody may use it", hint="please report it")
     if access.role is not None and not caller.role.covers(access.role):
-        raise NotAllowed(f"this needs the role {access.role}, and {caller.user} has the role {caller.role}", hint=_HINT)
+        whose = "this token" if caller.by_token else caller.user
+        hint = f"make one: ugro token create --role {access.role}" if caller.by_token else _HINT
+        raise NotAllowed(f"this needs the role {access.role}, and {whose} has the role {caller.role}", hint=hint)
     if access.is_for_people and caller.by_token:
         raise NotAllowed("a token cannot do this", hint="use the command line on the master")
     if access.needs_files and not caller.shares_account:

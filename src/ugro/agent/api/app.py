@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 from fastapi import Depends, FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from pydantic import Field
+from starlette.exceptions import HTTPException
 
 import ugro
 from ugro.agent.agent import Agent
@@ -44,14 +45,10 @@ from ugro.agent.ops.exec import Command
 from ugro.agent.ops.hosts import host_spec
 from ugro.agent.support.caller import may_read_files
 from ugro.agent.support.client_files import expect_local
-from ugro.core.agent import AgentStatus
-from ugro.core.cluster_file import ClusterFacts, ClusterWish, ServedFile
-from ugro.core.errors import UgroError, UsageError
-from ugro.core.hostkey import HostKey
-from ugro.core.safe_mode import Reconciliation
+from ugro.core.cluster_file import ClusterWish, ServedFile
+from ugro.core.errors import NotFound, UgroError, UsageError
 from ugro.core.support.codec import dumps
 from ugro.nodes.discovery.ssh_config import ssh_config_hosts
-from ugro.policy.scheduling.selection import Choice
 
 _HTTP_STATUS = {
     "usage": 400,
@@ -171,7 +168,7 @@ def refuse_without_store(agent: Agent, path: str) -> None:
 
 
 def _add_agent_routes(app: FastAPI, agent: Agent) -> None:
-    @app.get("/v1/agent", response_model=AgentStatus)
+    @app.get("/v1/agent")
     async def agent_status(request: Request) -> Response:
         if (socket := request.headers.get("ugro-ssh-auth-sock")) is not None and may_read_files():
             agent.cluster.remember_environment({"SSH_AUTH_SOCK": socket})
@@ -181,12 +178,12 @@ def _add_agent_routes(app: FastAPI, agent: Agent) -> None:
     async def stop(pid: int | None = None, only_if_idle: bool = False) -> None:
         agent.stop(pid, only_if_idle=only_if_idle)
 
-    @app.get("/v1/agent/reconcile", response_model=Reconciliation)
+    @app.get("/v1/agent/reconcile")
     async def reconciliation() -> Response:
         """What each decision would do."""
         return json_response(await agent.reconciler.plan())
 
-    @app.post("/v1/agent/reconcile", response_model=Reconciliation)
+    @app.post("/v1/agent/reconcile")
     async def reconcile(body: ReconcileBody) -> Response:
         decide = agent.reconciler.adopt if body.how == "adopt" else agent.reconciler.forget
         return json_response(await decide(skips_unasked=body.skip_unreachable))
@@ -201,7 +198,7 @@ def _add_cluster_routes(app: FastAPI, agent: Agent) -> None:
     async def use_cluster(body: ClusterBody) -> None:
         await agent.use_cluster(ServedFile(Path(body.path) if body.path else None, is_found=body.found))
 
-    @app.get("/v1/cluster/file", response_model=ClusterFacts)
+    @app.get("/v1/cluster/file")
     async def cluster_file(path: str) -> Response:
         return json_response(await asyncio.to_thread(cluster_files.read, Path(path)))
 
@@ -226,11 +223,13 @@ def _settings(header: str | None) -> Mapping[str, str] | None:
 def _add_node_routes(app: FastAPI, agent: Agent) -> None:
     @app.get("/v1/health")
     async def health(names: Names = []) -> Response:  # noqa: B006  # FastAPI copies it for each request
+        """Probes nodes now: a report of each, as soon as it answers."""
         agent.cluster.inventory.select(names)  # an unknown name is an error before the stream begins
         return LiveResponse(ndjson(agent.reports(names)), "application/x-ndjson")
 
-    @app.get("/v1/best", response_model=Choice)
+    @app.get("/v1/best")
     async def best() -> Response:
+        """The node that a job would get, and why."""
         return json_response(await agent.best())
 
     @app.post("/v1/nodes", status_code=204)
@@ -251,11 +250,11 @@ def _add_node_routes(app: FastAPI, agent: Agent) -> None:
 
 
 def _add_host_key_routes(app: FastAPI, agent: Agent) -> None:
-    @app.get("/v1/nodes/{name:path}/hostkey", response_model=HostKey)
+    @app.get("/v1/nodes/{name:path}/hostkey")
     async def host_key(name: str, ssh_config: str | None = None) -> Response:
         return json_response(await agent.hosts.host_key(name, ssh_config))
 
-    @app.post("/v1/nodes/{name:path}/hostkey", response_model=HostKey)
+    @app.post("/v1/nodes/{name:path}/hostkey")
     async def trust(name: str, body: TrustBody) -> Response:
         _expect_own_config(body.ssh_config)
         shown = tuple(body.fingerprints)
@@ -297,6 +296,7 @@ def _add_command_routes(app: FastAPI, agent: Agent) -> None:
 def answer_errors(app: FastAPI) -> None:
     app.exception_handler(UgroError)(_answer_error)
     app.exception_handler(RequestValidationError)(_answer_bad_request)
+    app.exception_handler(HTTPException)(_answer_unknown)
     app.exception_handler(Exception)(_answer_bug)  # the server logs its traceback, too
 
 
@@ -314,6 +314,14 @@ async def _answer_bad_request(request: Request, error: Exception) -> Response:
     first = error.errors()[0]
     where = ".".join(str(part) for part in first["loc"][1:])
     return await _answer_error(request, UsageError(f"{where}: {first['msg']}"))
+
+
+async def _answer_unknown(request: Request, error: Exception) -> Response:
+    """No route has this path, or the path has none with this method; also a body that is no text."""
+    assert isinstance(error, HTTPException)
+    kind = NotFound if error.status_code == 404 else UsageError
+    shown = kind(f"{request.method} {request.url.path:.200}: {error.detail.lower()}")
+    return Response(dumps({"error": shown.to_wire()}), error.status_code, error.headers, media_type="application/json")
 
 
 async def _answer_bug(request: Request, error: Exception) -> Response:

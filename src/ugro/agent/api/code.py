@@ -13,7 +13,9 @@ from pydantic import Field
 
 from ugro.agent.agent import Agent
 from ugro.agent.api.responses import Body, LiveResponse, json_response, ndjson
-from ugro.core.code import SyncTotals
+from ugro.agent.support.caller import expect_files
+from ugro.agent.support.client_files import remote_client
+from ugro.core.code import Snapshot
 
 _SIGN_OF_LIFE_S = 5.0
 
@@ -38,9 +40,13 @@ def add_code_routes(app: FastAPI, agent: Agent) -> None:
         It ends when every node's state is done, failed or would.
         """
         nodes = [node.spec.name for node in agent.cluster.inventory.select(body.nodes)]
+        if remote_client() is not None:  # asked for before the answer begins: one sync is one entry of the audit log
+            await _taken(agent, body)
+        else:
+            expect_files(Path(body.folder))
         return LiveResponse(ndjson(_told(agent, body, nodes)), "application/x-ndjson")
 
-    @app.get("/v1/sync", response_model=SyncTotals)
+    @app.get("/v1/sync")
     async def totals() -> Response:
         return json_response(agent.code.totals)
 
@@ -50,8 +56,12 @@ def add_code_routes(app: FastAPI, agent: Agent) -> None:
         return json_response({"tidied": await agent.code.tidy(nodes, everything=body.everything)})
 
 
+async def _taken(agent: Agent, body: SyncBody) -> Snapshot:
+    return await agent.code.take(Path(body.folder), force=body.force, is_lasting=False)
+
+
 async def _told(agent: Agent, body: SyncBody, nodes: Sequence[str]) -> AsyncGenerator[list[dict[str, Any]]]:
-    taking = asyncio.ensure_future(agent.code.take(Path(body.folder), force=body.force, is_lasting=False))
+    taking = asyncio.ensure_future(_taken(agent, body))
     try:
         while not (await asyncio.wait([taking], timeout=_SIGN_OF_LIFE_S))[0]:
             yield [{"reading": body.folder}]

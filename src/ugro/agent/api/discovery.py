@@ -8,13 +8,12 @@ from fastapi import FastAPI, Query, Response
 
 from ugro.agent.api.responses import LiveResponse, json_response, ndjson
 from ugro.agent.discovery.service import Discovery
-from ugro.core.discovery import Discovered
 
 Names = Annotated[list[str], Query(alias="node")]
 
 
 def add_discovery_routes(app: FastAPI, discovery: Discovery) -> None:
-    @app.get("/v1/discovery", response_model=Discovered)
+    @app.get("/v1/discovery")
     async def look() -> Response:
         return json_response(await discovery.look())
 

@@ -41,7 +41,7 @@ def add_hardware_routes(app: FastAPI, agent: Agent) -> None:
 
     @app.get("/v1/nodes/{name:path}/hardware")
     async def node_hardware(name: str) -> Response:
-        agent.cluster.inventory.get(name)
+        agent.cluster.inventory.named(name)
         return json_response(
             {
                 "figures": agent.measured.latest_of(name),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Annotated
 
 from fastapi import FastAPI, Request, Response
@@ -24,12 +25,14 @@ class TokenBody(Body):
 def add_identity_routes(app: FastAPI, agent: Agent) -> None:
     @app.get("/v1/whoami")
     async def whoami(request: Request) -> Response:
+        """Who asks, with which role, and who runs the agent."""
         caller = _caller(request)
         return json_response({"user": caller.user, "role": caller.role, "owner": agent.team.owner})
 
     @app.get("/v1/openapi.json")
     async def openapi() -> Response:
-        return json_response(described(app))
+        """This description."""
+        return json_response(await asyncio.to_thread(described, app))
 
     @app.get("/v1/tokens")
     async def tokens(request: Request) -> Response:

@@ -9,13 +9,14 @@ from pydantic import Field
 
 from ugro.agent.api.responses import Body, LiveResponse, json_response, ndjson, while_connected
 from ugro.agent.artifacts.log_stream import Selection
+from ugro.agent.artifacts.log_text import log_text
 from ugro.agent.jobs.service import JobService
 from ugro.agent.jobs.submission import Needs, Submit
 from ugro.agent.support.caller import OwnKey, SeenUser, shown
 from ugro.config.job.export import job_file
 from ugro.core.errors import UsageError
-from ugro.core.job import Job, JobState
-from ugro.policy.scheduling.why import Why
+from ugro.core.job import JobState
+from ugro.core.support.quantity import is_number
 from ugro.store.listing import Listed
 
 _FRAMES = "application/vnd.ugro.frames"
@@ -49,18 +50,22 @@ def add_job_routes(app: FastAPI, jobs: JobService) -> None:
 
     @app.get("/v1/jobs/{word}")
     async def details(word: str) -> Response:
+        """By number, by name (the newest of that name), or ``last``; with all its attempts."""
         return json_response(await jobs.details(word))
 
     @app.get("/v1/jobs/{word}/file")
     async def file(word: str) -> Response:
+        """As a job file, without values that look secret."""
         return json_response({"file": job_file(shown(await jobs.find(word)).spec)})
 
-    @app.post("/v1/jobs/{word}/cancel", response_model=Job)
+    @app.post("/v1/jobs/{word}/cancel")
     async def cancel(word: str) -> Response:
+        """It ends soon; one that has ended is answered as it is."""
         return json_response(await jobs.cancel(word))
 
-    @app.get("/v1/jobs/{word}/why", response_model=Why)
+    @app.get("/v1/jobs/{word}/why")
     async def reason(word: str) -> Response:
+        """Why it waits, and when it may start."""
         return json_response(await jobs.why(word))
 
 
@@ -77,6 +82,8 @@ def _add_submit_routes(app: FastAPI, jobs: JobService) -> None:
 
     @app.post("/v1/jobs/batch")
     async def submit_many(request: Request, body: BatchBody) -> Response:
+        """All of them, or on an error none."""
+
         async def answer() -> Response:
             return json_response({"jobs": await jobs.submit_many(body.jobs)})
 
@@ -89,11 +96,13 @@ def _add_submit_routes(app: FastAPI, jobs: JobService) -> None:
 
     @app.post("/v1/jobs/plan")
     async def dry_run(body: Submit) -> Response:
+        """``{"dry_run"}``: what submitting it now would do, or ``{"needs"}``. Nothing is submitted."""
         answer = await jobs.dry_run(body)
         return json_response({"needs": answer.variables} if isinstance(answer, Needs) else {"dry_run": answer})
 
-    @app.post("/v1/jobs/{word}/retry", response_model=Job)
+    @app.post("/v1/jobs/{word}/retry")
     async def retry(word: str, body: RetryBody) -> Response:
+        """A new job with the same spec."""
         return json_response(await jobs.retry(word, body.user, body.key, exact=body.exact))
 
 
@@ -105,6 +114,7 @@ def add_job_streams(app: FastAPI, jobs: JobService) -> None:
 
     @app.get("/v1/jobs/{word}/wait")
     async def wait(word: str, timeout_s: Annotated[float | None, Query(ge=0)] = None) -> Response:
+        """The job now and after each change, until it has ended or the time is over."""
         number = (await jobs.find(word)).id
         return LiveResponse(ndjson(jobs.moves(number, timeout_s)), "application/x-ndjson")
 
@@ -115,14 +125,33 @@ def add_job_streams(app: FastAPI, jobs: JobService) -> None:
         since: Annotated[float | None, Query(ge=0, le=_LATEST_S)] = None,  # seconds since the epoch
         follow: bool = False,
     ) -> Response:
+        """The oldest first; with ``follow`` until the client leaves."""
         number = (await jobs.find(job)).id if job else None
         return LiveResponse(ndjson(jobs.events(after, number, since, follow)), "application/x-ndjson")
 
+    @app.get("/v1/jobs/{word}/log")
+    async def log(word: str, wanted: Annotated[TextQuery, Query()]) -> Response:
+        """The log of one rank as text; with ``follow`` until the job has ended. In brackets: what UGRO says of it."""
+        selection = wanted.selection()
+        job = await jobs.check_logs(word, selection)
+        return LiveResponse(log_text(jobs.logs(job.id, selection)), "text/plain; charset=utf-8")
+
     @app.get("/v1/jobs/{word}/logs")
     async def logs(word: str, wanted: Annotated[LogQuery, Query()]) -> Response:
+        """For each rank CALL with where it is, and OUT with its bytes; RESULT with the job, or ERROR."""
         selection = wanted.selection()
         job = await jobs.check_logs(word, selection)
         return LiveResponse(jobs.logs(job.id, selection), _FRAMES)
+
+
+class TextQuery(Body):
+    rank: Annotated[int, Field(ge=0)] = 0
+    attempt: Annotated[int, Field(ge=1)] | None = None  # None: the newest, and with ``follow`` later ones
+    tail: Annotated[int, Field(ge=0)] | None = None
+    follow: bool = False
+
+    def selection(self) -> Selection:
+        return Selection(ranks=(self.rank,), attempt=self.attempt, tail=self.tail, follow=self.follow)
 
 
 class LogQuery(Body):
@@ -153,6 +182,6 @@ class LogQuery(Body):
 def _position(text: str) -> tuple[tuple[int, int], int]:
     place, _, offset = text.partition(":")
     attempt, _, rank = place.partition(".")
-    if not (attempt.isdigit() and rank.isdigit() and offset.isdigit()):
+    if not all(map(is_number, (attempt, rank, offset))):
         raise UsageError(f"at: expected ATTEMPT.RANK:OFFSET, got {text:.60}")
     return (int(attempt), int(rank)), int(offset)

@@ -24,12 +24,14 @@ class FetchBody(Body):
 def add_result_routes(app: FastAPI, jobs: JobService, results: ResultService) -> None:
     @app.get("/v1/jobs/{word}/results")
     async def of(word: str, attempt: Attempt = None, all_files: bool = False) -> Response:
+        """Of the newest attempt or another, with the names of 1,000 files or of all."""
         job = await jobs.find(word)
         found = await results.of(job, attempt, most_listed=None if all_files else MOST_LISTED)
         return json_response({"job": job, "results": found})
 
     @app.get("/v1/jobs/{word}/results/brief")
     async def brief(word: str) -> Response:
+        """How many files are here and on the nodes, without their names."""
         return json_response({"results": await results.brief(await jobs.find(word))})
 
     @app.post("/v1/jobs/{word}/results/fetch")
@@ -46,6 +48,7 @@ def add_result_routes(app: FastAPI, jobs: JobService, results: ResultService) ->
 
     @app.delete("/v1/jobs/{word}/results")
     async def remove(word: str) -> Response:
+        """Here and on the nodes; logs stay. ``problems``: what failed."""
         jobs.expect_removable()
         job = await jobs.find(word)
         problems = await results.remove(job)

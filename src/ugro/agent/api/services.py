@@ -58,6 +58,7 @@ def add_service_routes(app: FastAPI, services: Services) -> None:
 def _add_looks(app: FastAPI, services: Services) -> None:
     @app.get("/v1/services")
     async def listed(everything: Annotated[bool, Query(alias="all")] = False) -> Response:
+        """With ``all``, those that have ended, too."""
         return json_response({"services": await services.listed(everything=everything)})
 
     @app.get("/v1/services/{name}")
@@ -66,6 +67,7 @@ def _add_looks(app: FastAPI, services: Services) -> None:
 
     @app.get("/v1/services/{name}/watch")
     async def watch(name: str) -> Response:
+        """The service now and after each change, until it is over."""
         await services.report(name)  # an unknown name is an error before the stream begins
         return LiveResponse(ndjson(services.watch_one(name)), "application/x-ndjson")
 

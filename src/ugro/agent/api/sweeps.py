@@ -54,10 +54,12 @@ def add_sweep_routes(app: FastAPI, sweeps: SweepService) -> None:
 def _add_looks(app: FastAPI, sweeps: SweepService) -> None:
     @app.get("/v1/sweeps")
     async def newest(limit: Annotated[int, Query(ge=1, le=1000)] = 50) -> Response:
+        """The newest first."""
         return json_response({"sweeps": await sweeps.newest(limit)})
 
     @app.get("/v1/sweeps/{word}")
     async def report(word: str, history: bool = False) -> Response:
+        """By number or name; with ``history``, all values of its trials' metric."""
         return json_response({"sweep": await sweeps.report(word, with_history=history)})
 
     @app.get("/v1/sweeps/{word}/document")
@@ -66,6 +68,7 @@ def _add_looks(app: FastAPI, sweeps: SweepService) -> None:
 
     @app.get("/v1/sweeps/{word}/watch")
     async def watch(word: str) -> Response:
+        """The sweep now and after each change, until it is over."""
         await sweeps.report(word)  # an unknown name is an error before the stream begins
         return LiveResponse(ndjson(sweeps.watch(word)), "application/x-ndjson")
 

@@ -18,4 +18,5 @@ def add_usage_routes(app: FastAPI, usage: UsageService) -> None:
         since: Annotated[float, Query(ge=0, le=_LATEST_S)] = 0,  # seconds since the epoch
         user: Annotated[str | None, Query(max_length=255)] = None,
     ) -> Response:
+        """What users and groups used since a time, and how much of their quotas."""
         return json_response({"usage": await usage.report(since, user)})

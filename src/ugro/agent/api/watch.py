@@ -12,6 +12,7 @@ from ugro.agent.api.responses import Body, LiveResponse, json_response, ndjson
 from ugro.core.errors import NotFound
 from ugro.core.job import JobState
 from ugro.core.metrics import is_internal, main_loss
+from ugro.core.support.quantity import is_number
 from ugro.policy.experiments.columns import metric_order
 from ugro.store.listing import Listed
 from ugro.telemetry.curves import MOST_BINS, Curve, Wanted
@@ -59,6 +60,7 @@ def add_watch_routes(app: FastAPI, agent: Agent) -> None:
 
     @app.get("/v1/changes")
     async def changes(after: Annotated[int | None, Query(ge=0, lt=_STEP)] = None) -> Response:
+        """Events after that number, or from now on, and changed reports of nodes, until the client leaves."""
         return LiveResponse(ndjson(monitoring.changes(after)), "application/x-ndjson")
 
     @app.get("/metrics")
@@ -89,7 +91,7 @@ def _add_curve_routes(app: FastAPI, agent: Agent) -> None:
     monitoring = agent.monitoring
 
     async def numbers(words: list[str]) -> tuple[int, ...]:
-        found = [int(word) if word.isdigit() else (await agent.jobs.find(word)).id for word in words]
+        found = [int(word) if is_number(word) else (await agent.jobs.find(word)).id for word in words]
         known = await agent.jobs.known(found)
         if missing := [job for job in found if job not in known]:
             raise NotFound(f"there is no job {missing[0]}", hint="see: ugro status")
@@ -103,7 +105,8 @@ def _add_curve_routes(app: FastAPI, agent: Agent) -> None:
         last: Step = None,
         bins: Bins = 300,
     ) -> Response:
-        agent.cluster.inventory.get(name)
+        """Its metrics; ``first`` and ``last`` are times, in seconds since the epoch."""
+        agent.cluster.inventory.named(name)
         wanted = Wanted((), tuple(keys), first_step=first, last_step=last, bins=bins)
         return json_response({"curves": await monitoring.node_curves(name, wanted)})
 
@@ -118,6 +121,7 @@ def _add_curve_routes(app: FastAPI, agent: Agent) -> None:
 
     @app.get("/v1/metrics")
     async def job_curves(wanted: Annotated[CurveQuery, Query()]) -> Response:
+        """Metrics of jobs in at most ``bins`` bins; ``column`` and ``digits`` make a smaller answer."""
         owners = tuple(job_owner(job) for job in await numbers(list(wanted.job)))
         curves = await monitoring.metrics.curves(wanted.of(owners))
         return json_response({"curves": curves if wanted.is_plain else [wanted.shortened(one) for one in curves]})

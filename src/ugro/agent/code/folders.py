@@ -18,7 +18,7 @@ from ugro.agent.code.folder_request import folder_request
 from ugro.agent.code.folder_transfer import FolderTransfers
 from ugro.agent.code.snapshot_store import Reading, SnapshotRequest, SnapshotStore, StoredSnapshot
 from ugro.agent.code.uploads import Uploads
-from ugro.agent.support.caller import expect_files
+from ugro.agent.support.caller import expect_files, is_vouched
 from ugro.agent.support.client_files import FOLDER, Offer, remote_client
 from ugro.agent.tracking.cluster import Cluster
 from ugro.core.code import Tidied
@@ -60,7 +60,7 @@ class Folders:
 
     async def take(self, name: str, path: Path, reading: Reading | None = None) -> Folder:
         """Stores it as it is now. Files that were read before and look the same are not read again."""
-        if (offer := remote_client()) is not None and str(path) not in offer.own:
+        if (offer := remote_client()) is not None and not is_vouched(path):
             return await asyncio.to_thread(self._offered, offer, name, str(path))
         path = Path(os.path.abspath(path))
         expect_files(path)

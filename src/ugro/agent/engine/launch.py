@@ -9,7 +9,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from ugro.agent.code.service import Code
@@ -25,7 +24,7 @@ from ugro.core.job import Job, Share
 from ugro.core.plan import NodePlan, Plan
 from ugro.core.python_env import Made
 from ugro.core.ticket import ticket_of
-from ugro.nodes.runs import RunStart, RunStatus
+from ugro.nodes.runs import Moment, RunStart, RunStatus
 from ugro.policy.lifecycle.postmortem import disk_hint
 from ugro.policy.lifecycle.supervision import shares_supervisor
 from ugro.policy.python_env.failures import failure_of
@@ -124,7 +123,7 @@ class Launch:
             as_of = await self._leases.begin(job, node)
             self._note_asked(job, node)
             point("start.asked")
-            start = replace(run_start(job, node, plan), as_of=as_of, ticket=self._ticket(job))
+            start = run_start(job, node, plan, as_of, self._ticket(job))
             status = await self._starts.request(node, start)
         except (Unreachable, TimedOut) as error:
             log.warning("cannot start there yet: %s", error, extra={"job": job.id, "node": node})
@@ -223,7 +222,9 @@ def _is_passing(error: UgroError) -> bool:
     return isinstance(error, RemoteFailure) and error.cause in _PASSING
 
 
-def run_start(job: Job, node: str, plan: Plan) -> RunStart:
+def run_start(
+    job: Job, node: str, plan: Plan, as_of: Moment | None = None, ticket: str | None = None
+) -> RunStart:
     """Whatever is sent follows from what was recorded, and is the same each time it is asked for."""
     assert job.placement is not None
     part = next(part for part in plan.nodes if part.node == node)
@@ -232,7 +233,7 @@ def run_start(job: Job, node: str, plan: Plan) -> RunStart:
         **_settings(job), **_folders(job), **_environment(part), **_gpus(job, share), **_limits(job, share),
         **({"elastic": True} if job.spec.elastic.min_ranks is not None else {}),
     }  # fmt: skip
-    return RunStart(job.id, job.attempt, part, settings, share.boot_id, share.root)
+    return RunStart(job.id, job.attempt, part, settings, share.boot_id, share.root, as_of, ticket)
 
 
 def _environment(part: NodePlan) -> dict[str, Any]:

@@ -64,7 +64,7 @@ class LiveJobs:
         return list(self._holding.values())
 
     def has_jobs_on(self, node: str) -> bool:
-        return any(job.placement is not None and node in job.placement.nodes for job in self._holding.values())
+        return any(job.placement is not None and node in job.placement.node_names for job in self._holding.values())
 
     def waiting(self) -> list[Job]:
         """The oldest first."""

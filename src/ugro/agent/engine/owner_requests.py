@@ -44,7 +44,7 @@ class OwnerRequests:
         """Whose machine a job has made way for, while that can be said."""
         if job.ending is not Ending.OWNER or job.placement is None:
             return None
-        reports = ((name, self._owners.report(name)) for name in job.placement.nodes)
+        reports = ((name, self._owners.report(name)) for name in job.placement.node_names)
         return next((owner.makes_way(name, one) for name, one in reports if one is not None and one.is_there), None)
 
     def _ask_for_parts(self, holding: Sequence[Job], wanted: list[Part]) -> None:

@@ -15,6 +15,7 @@ from ugro.agent.tracking.node_modules import NodeModules
 from ugro.agent.tracking.run_tracker import RunTracker
 from ugro.core.figures import NodeFigures
 from ugro.core.job import Job, Placement, Share
+from ugro.core.login import node_of
 from ugro.core.node import Facts, Gpu
 from ugro.core.plan import Plan, Rendezvous
 from ugro.core.python_env import Made
@@ -105,10 +106,10 @@ class Planner:
         return estimate([device for share in placement.shares for device in self._devices(share)])
 
     def _devices(self, share: Share) -> list[Device]:
-        node = self._cluster.inventory.get(share.node)
+        node = self._cluster.inventory.get(node_of(share.node))  # the node itself is probed, not a login
         facts = self._facts(node)
         gpus = {gpu.index: gpu for gpu in facts.gpus} if facts else {}
-        figures = self.measured(share.node)
+        figures = self.measured(node_of(share.node))
         if share.gpus:
             return [_gpu(gpus.get(index), node, figures) for index in share.gpus]
         machine = node.machine

@@ -25,6 +25,7 @@ from ugro.agent.tracking.run_tracker import RunTracker
 from ugro.core.errors import RemoteFailure, UgroError
 from ugro.core.failure import Cause, Failure
 from ugro.core.job import Job, Launcher, Placement
+from ugro.core.login import node_of
 from ugro.core.node import Role
 from ugro.core.plan import Rendezvous
 from ugro.core.python_env import Made
@@ -107,7 +108,7 @@ class Preflight:
         key = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
         # Lets the setup use the Python that will run the ranks, and install into one that is not UGRO's.
         python = made.python if made is not None else link.machine.python_path
-        content["env"] = {**dict(job.spec.env), "UGRO_NODE": node, "UGRO_PYTHON": python}
+        content["env"] = {**dict(job.spec.env), "UGRO_NODE": node_of(node), "UGRO_PYTHON": python}
         params = self._params(node, job, key=key, **content)
         answer = await link.call("runs.setup", params, timeout_s=_SETUP_S)
         if answer.get("is_new", True):
@@ -218,7 +219,7 @@ class Preflight:
                 break
         else:
             reason = f"{first}: {_PORTS_TRIED} ports in a row were free and then taken"
-            hint = f"see who listens: ugro exec {first} -- ss -ltnp"
+            hint = f"see who listens: ugro exec {node_of(first)} -- ss -ltnp"
             raise LaunchRefused(Failure(Cause.PORT_IN_USE, reason, node=first, hint=hint))
         if isinstance(found, Apart):
             raise LaunchRefused(Failure(Cause.START_FAILED, found.text, node=found.node, hint=found.hint))

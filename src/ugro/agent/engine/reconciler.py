@@ -29,11 +29,13 @@ from ugro.agent.safe_mode.control import SafeModeControl
 from ugro.agent.support.change_signal import ChangeSignal
 from ugro.agent.support.crashpoint import point
 from ugro.agent.support.keyed_tasks import KeyedTasks
+from ugro.agent.tracking.logins import Logins
 from ugro.agent.tracking.run_tracker import RunTracker
 from ugro.agent.tracking.scheduler_input import SchedulerInput
 from ugro.core.errors import Damaged, NotFound, RemoteFailure, TimedOut, UgroError, Unreachable
 from ugro.core.failure import Cause
 from ugro.core.job import HOLDING_STATES, Ending, Job, JobState, Placement, Share
+from ugro.core.login import node_of
 from ugro.core.support.moment import due_s
 from ugro.nodes.runs import RunStatus
 from ugro.policy.elastic import standing
@@ -74,6 +76,7 @@ class Engine:
         self._watch = watch
         self._scheduler_input = scheduler_input
         self._collector = collector
+        self.logins = Logins(watch)
         self._leases = Leases(watch)
         self._launch = Launch(jobs, watch, self._leases, planner, code)
         self._finish = Finish(jobs, watch, collector, self._launch)
@@ -92,7 +95,7 @@ class Engine:
         self._idle_pause_s = _LONGEST_PAUSE_S
         self._must_keep = True  # some job is over, and may have made something
         self._silent: frozenset[str] = frozenset()  # nodes, by the last look
-        scheduler_input.is_silent = lambda node: node in self._silent
+        scheduler_input.ask(lambda node: node in self._silent, self.logins.missing)
         watch.on_change(self._wake.set)
         scheduler_input.listen(self.wake)
         self.changed = ChangeSignal()  # some job has moved
@@ -153,10 +156,12 @@ class Engine:
 
     async def _look(self) -> float:
         """Returns after how long it has to look again, whatever happens."""
-        self._watch.keep_up()
-        self._scheduler_input.owners.keep_up()
         await self.live.read()
         holding = self.live.holding()
+        for login in self.logins.keep_up(holding, {line.user for line in self.live.queue.lines}):
+            self._work.do(("log out", login), partial(self.logins.close, login))
+        self._watch.keep_up()
+        self._scheduler_input.owners.keep_up()
         # Before marks are compared: what is heard later counts in the next look.
         self._must_schedule = self.first_answers.look(self.live.waiting) or self._must_schedule
         silent, self._silent = self._silent, self._watch.silent()
@@ -300,7 +305,7 @@ class Engine:
         await self._launch.start(job, nodes)
         refusal = self._launch.refusal(job)
         if refusal is not None and refusal.cause is Cause.GPU_UNAVAILABLE and refusal.node is not None:
-            self._scheduler_input.reports.look_again(refusal.node)
+            self._scheduler_input.reports.look_again(node_of(refusal.node))
 
     async def _used(self, job: Job) -> tuple[str, ...]:
         """Every node that it was ever given, this attempt's first."""
@@ -400,7 +405,8 @@ class Engine:
 
     async def _give(self, wanted: Sequence[decision.Start], waiting: dict[int, Job]) -> None:
         """Their devices, to all that can start now, in one commit."""
-        given = [(waiting[one.job], self._located(one.placement), one.reason) for one in wanted]
+        jobs = [waiting[one.job] for one in wanted]
+        given = [(job, self._located(one.placement, job), one.reason) for job, one in zip(jobs, wanted, strict=True)]
         outcomes = await self._jobs.start_many([(job, where, why) for job, where, why in given if where is not None])
         point("start.recorded")
         started = [outcome for outcome in outcomes if isinstance(outcome, Job)]
@@ -421,15 +427,18 @@ class Engine:
                     await self._jobs.move(waiting[job], JobState.FAILED, reason, exit_code=1)
                     self.wake()
 
-    def _located(self, placement: Placement) -> Placement | None:
-        """Which machine, boot and folder each node is; None when one cannot tell: it could not be asked to start."""
+    def _located(self, placement: Placement, job: Job) -> Placement | None:
+        """Which login, machine, boot and folder each is; None when one cannot tell: it could not be asked to start."""
         shares: list[Share] = []
-        for share in placement.shares:
-            moment, machine = self._watch.moment(share.node), self._watch.machine(share.node)
+        for share, name in zip(placement.shares, self.logins.located(placement, job.user), strict=True):
+            moment, machine = self._watch.moment(name), self._watch.machine(name)
             if moment is None or machine is None:
                 return None
-            shares.append(replace(share, boot_id=moment[0].boot_id, hostname=machine.hostname, root=machine.root))
-        return Placement(tuple(shares))
+            found = replace(share, node=name, boot_id=moment[0].boot_id, hostname=machine.hostname, root=machine.root)
+            shares.append(found)
+        located = Placement(tuple(shares))
+        self.logins.placed(located)
+        return located
 
 
 def _now() -> float:

@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 
 from ugro.agent.tracking.cluster import Cluster
 from ugro.core.job import ANY_GPUS, After, Job, JobSpec, Launcher, Placement, Resources, Share
+from ugro.core.login import node_of
 from ugro.core.node import Facts
 from ugro.core.planning import DeviceNeed, Forecast, JointTrial, NodeTrial, Prediction
 from ugro.core.support.codec import dumps
@@ -118,7 +119,7 @@ class Forecasts:
     def devices(self, shares: Sequence[Share]) -> list[Device]:
         found: list[Device] = []
         for share in shares:
-            node = self._cluster.inventory.find(share.node)
+            node = self._cluster.inventory.find(node_of(share.node))
             facts = self._facts(node) if node is not None else None
             found += devices_of(share.node, share.gpus, facts) if facts is not None else []
         return found
@@ -151,7 +152,7 @@ class Forecasts:
 
     def device(self, share: Share) -> str:
         """For people: ``2 × RTX 4070``, or the model of the processor."""
-        node = self._cluster.inventory.find(share.node)
+        node = self._cluster.inventory.find(node_of(share.node))
         facts = self._facts(node) if node is not None else None
         models = [gpu.model for gpu in facts.gpus if gpu.index in share.gpus] if facts else []
         if models:
@@ -160,7 +161,7 @@ class Forecasts:
         return f"{machine.cpu_model}, {machine.cores} cores" if machine is not None else "a processor"
 
     def key(self, spec: JobSpec, share: Share) -> str:
-        node = self._cluster.inventory.find(share.node)
+        node = self._cluster.inventory.find(node_of(share.node))
         facts = self._facts(node) if node is not None else None
         machine = node.machine if node is not None else None
         driver = facts.gpu_driver if facts and share.gpus else None

@@ -25,6 +25,7 @@ from ugro.core.job import HOLDING_STATES, WAITING_STATES, After, Attempt, Ending
 from ugro.core.plan import DryRun
 from ugro.core.python_env import EnvRequest
 from ugro.core.safe_mode import REMEDY
+from ugro.core.support.quantity import is_number
 from ugro.policy.scheduling.cluster_view import ClusterView
 from ugro.policy.scheduling.decision import Start, Wait
 from ugro.policy.scheduling.scheduler import Explanation
@@ -273,7 +274,7 @@ class JobService:
         try:
             return await self._find(word)
         except NotFound as error:
-            if word.isdigit() or word == "last":
+            if is_number(word) or word == "last":
                 raise
             listed = Listed(limit=_NAMED_JOBS, viewer=viewer())
             names = dict.fromkeys(job.spec.name for job in await self._listing.page(listed))
@@ -283,7 +284,7 @@ class JobService:
     async def _find(self, word: str, without: Collection[int] = ()) -> Job:
         if (who := viewer()) is None:
             return await self._jobs.find(word, without)
-        if word.isdigit():
+        if is_number(word):
             return expect_visible(await self._jobs.find(word), word)
         return await self._visibility.find(word, who, without)
 
@@ -294,7 +295,7 @@ class JobService:
 
     async def find_different(self, words: Sequence[str]) -> list[Job]:
         """A job for each word, to be compared: a name means the newest job of that name that no other word means."""
-        exact = {word: await self.find(word) for word in words if word.isdigit() or word == "last"}
+        exact = {word: await self.find(word) for word in words if is_number(word) or word == "last"}
         taken = {job.id for job in exact.values()}
         found: list[Job] = []
         for word in words:
@@ -324,7 +325,7 @@ class JobService:
         if (reason := self._engine.first_answers.reason(job.id)) is not None:
             return Why(job.id, reason)
         if (missing := self._engine.missing_ranks(job)) is not None:
-            return Why(job.id, missing, nodes=job.placement.nodes if job.placement else ())
+            return Why(job.id, missing, nodes=job.placement.node_names if job.placement else ())
         await live.read()
         view = await self._scheduler_input.take(live)
         if job.ending is Ending.CANCELLED and job.state in WAITING_STATES:

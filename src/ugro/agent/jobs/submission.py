@@ -97,7 +97,8 @@ class SubmissionReader:
         if submit.env is None and wanted:
             return Needs(wanted)
         spec = await self._resolved(draft, submit.env or {})
-        spec = replace(spec, environment=with_variables(environment, submit.env or {}))
+        if environment is not None:
+            spec = replace(spec, environment=with_variables(environment, submit.env or {}))
         snapshot = await self._snapshot(draft, submit, {} if taken is None else taken)
         if snapshot is None:
             spec = self._with_cwd(spec, submit.here / draft.workdir, is_to_send=draft.section.sync)
@@ -381,7 +382,8 @@ def _within(spec: JobSpec, snapshot: Snapshot) -> JobSpec:
     if spec.launcher is not Launcher.COMMAND and argv[0].startswith("/"):
         with contextlib.suppress(ValueError):
             argv = (str(Path(argv[0]).relative_to(snapshot.folder)), *argv[1:])
-    return replace(spec, argv=argv, snapshot=None if snapshot.id == EMPTY else snapshot.id)
+    sent = None if snapshot.id == EMPTY else snapshot.id
+    return spec if (argv, sent) == (spec.argv, spec.snapshot) else replace(spec, argv=argv, snapshot=sent)
 
 
 def _script(spec: JobSpec) -> str | None:

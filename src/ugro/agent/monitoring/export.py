@@ -24,7 +24,6 @@ log = logging.getLogger(__name__)
 
 _AT_ONCE = 5000  # points of one request
 _LONGEST_PAUSE_S = 60.0
-_REFUSED = frozenset({400, 413, 422})  # that it will never take
 
 Say = Callable[[str], Awaitable[None]]
 
@@ -81,14 +80,15 @@ class Export:
                 self._noted(None)
                 return 0
             try:
-                await asyncio.to_thread(_send, destination, samples, cluster)
+                rejected = await asyncio.to_thread(_send, destination, samples, cluster)
             except SendFailure as failure:
-                if failure.status not in _REFUSED:
+                if failure.status is None or not destination.will_never_take(failure.status):
                     self._noted(str(failure))
                     return float(2 ** min(self._failures, 8))
                 await self._note_dropped(len(samples), f"it was refused: {failure}")
             else:
-                self.figures.sent += len(samples)
+                self.figures.sent += len(samples) - rejected
+                await self._note_dropped(rejected, "the server rejected them")
             async with self._using:
                 await asyncio.to_thread(self._forget, sealed)
 
@@ -186,6 +186,7 @@ def _samples(key: SeriesKey, points: Points) -> list[Sample]:
     return [sample for sample in found if sample.is_sendable]
 
 
-def _send(destination: Destination, samples: Sequence[Sample], cluster: str) -> None:
-    for begin in range(0, len(samples), _AT_ONCE):
-        destination.send(samples[begin : begin + _AT_ONCE], cluster)
+def _send(destination: Destination, samples: Sequence[Sample], cluster: str) -> int:
+    """Returns how many points the server rejected."""
+    batches = (samples[begin : begin + _AT_ONCE] for begin in range(0, len(samples), _AT_ONCE))
+    return sum(min(len(batch), destination.send(batch, cluster)) for batch in batches)

@@ -14,6 +14,7 @@ from ugro.agent.artifacts.job_folder import rank_log
 from ugro.core.energy import JobEnergy
 from ugro.core.headline import DeviceUse, Headline, LossLine, Speed
 from ugro.core.job import HOLDING_STATES, Job, JobState
+from ugro.core.login import node_of
 from ugro.core.metrics import main_loss
 from ugro.core.node import Gpu, NodeReport
 from ugro.core.support import clock
@@ -95,7 +96,7 @@ class Headlines:
 
     def _clock_offset_s(self, job: Job) -> float:
         """Of the node whose times the metrics have. A clock that is off is no training that stands still."""
-        report = self._reports().get(job.placement.nodes[0]) if job.placement else None
+        report = self._reports().get(job.placement.node_names[0]) if job.placement else None
         return (report.link.clock_offset_s if report is not None else None) or 0.0
 
     def _gpus(self, job: Job) -> DeviceUse | None:
@@ -105,7 +106,7 @@ class Headlines:
         reports = self._reports()
         found: list[Gpu] = []
         for share in job.placement.shares:
-            report = reports.get(share.node)
+            report = reports.get(node_of(share.node))
             facts = report.facts if report is not None else None
             found += [gpu for gpu in facts.gpus if gpu.index in share.gpus] if facts is not None else []
         return words.gpu_use(found)

@@ -59,7 +59,7 @@ def message_of(job: Job, end: End, cluster: str) -> Message:
     after = ""
     if end.lasted_s is not None:
         after = f" after {format_duration(end.lasted_s)}"
-    nodes = f"on {', '.join(job.placement.nodes)}; " if job.placement else ""
+    nodes = f"on {', '.join(job.placement.node_names)}; " if job.placement else ""
     return Message(
         title=f"job {job.id} {job.spec.name} {end.state}{after}",
         severity="warning" if end.state is JobState.FAILED else "info",

@@ -110,7 +110,8 @@ class Profiling:
             is_earlier = launch.before is None or job.id < launch.before
             if not is_earlier or job.spec.name != launch.name or job.placement is None or not job.attempt:
                 continue
-            if not launch.is_on(job.placement.nodes) or not all(map(self._watch.is_member, job.placement.nodes)):
+            nodes = job.placement.node_names
+            if not launch.is_on(nodes) or not all(map(self._watch.is_member, nodes)):
                 continue
             training = await asyncio.to_thread(self._read, job.id, job.attempt, WINDOW)
             found = await asyncio.to_thread(profile, training, job.attempt)

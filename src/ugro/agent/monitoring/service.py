@@ -32,6 +32,7 @@ from ugro.config.channels import LOG
 from ugro.core.alert import Tried
 from ugro.core.errors import UgroError
 from ugro.core.job import JobState
+from ugro.core.login import node_of
 from ugro.core.metrics import Measured, is_averaged, is_internal
 from ugro.core.node import NodeReport
 from ugro.core.support.state_dir import StateDir
@@ -262,9 +263,9 @@ def _price(cluster: Cluster) -> Price:
 
 def ranks_by(engine: Engine, watch: RunTracker, node: str) -> Ranks:
     """How many ranks running jobs should have on a node, and how many the node reports."""
-    jobs = [job for job in engine.live.holding() if job.state is JobState.RUNNING and job.placement is not None]
-    here = [job for job in jobs if job.placement and node in job.placement.nodes]
-    states = [watch.state(node, job.id, job.attempt).state for job in here]
+    running = [job for job in engine.live.holding() if job.state is JobState.RUNNING]
+    reached = ((job, name) for job in running for name in (job.placement.nodes if job.placement else ()))
+    states = [watch.state(name, job.id, job.attempt).state for job, name in reached if node_of(name) == node]
     # A node that has finished its part waits for the others of its job: nothing is missing there.
     expected = [state for state in states if state is not RunState.DONE]
     return Ranks(len(expected), sum(state in _ALIVE for state in expected))

@@ -42,14 +42,14 @@ class Hosts:
             return await host_keys.look_up(await self._way(word, ssh_config))
         except Unreachable as error:
             if error.cause == "name-not-found":
-                self._cluster.inventory.get(word)  # if it is no node either: the nearest name is more helpful
+                self._cluster.inventory.named(word)  # if it is no node either: the nearest name is more helpful
             raise
 
     async def trust(
         self, word: str, fingerprints: tuple[str, ...], *, replace: bool, ssh_config: str | None = None
     ) -> HostKey:
         key = await host_keys.trust(await self._way(word, ssh_config), fingerprints, replace=replace)
-        for node in self._cluster.inventory:
+        for node in (*self._cluster.inventory, *self._cluster.inventory.logins):
             if node.link is None:  # it may be this host by another name, or behind it
                 node.wake()
         self.on_trusted()
@@ -71,7 +71,7 @@ class Hosts:
             await asyncio.gather(*(node.close() for node in nodes))
 
     async def _way(self, word: str, ssh_config: str | None) -> host_keys.Way:
-        node = self._cluster.inventory.find(word)
+        node = next((one for one in self._cluster.inventory if one.spec.name == word), None)
         spec = node.spec if node is not None else await self.found(word) or self._host(word)
         if spec.transport != "ssh":
             raise NotAllowed("is not reached by ssh and has no host key", subject=word)
@@ -82,7 +82,7 @@ class Hosts:
         try:
             return host_spec(word, self._cluster.config.remote_root)
         except UsageError:
-            return self._cluster.inventory.get(word).spec  # raises: it is no node either
+            return self._cluster.inventory.named(word).spec  # raises: it is no node either
 
     def _dialling(self, ssh_config: str | None) -> Dialling:
         dialling = self._cluster.inventory.dialling(self._cluster.config)

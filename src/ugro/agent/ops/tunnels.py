@@ -11,6 +11,7 @@ from ugro.agent.tracking.cluster import Cluster
 from ugro.core.audit import AuditEntry
 from ugro.core.errors import NotAllowed, NotFound, Unreachable
 from ugro.core.job import Job
+from ugro.core.login import node_of
 from ugro.nodes import tunnels
 from ugro.nodes.calls import Duplex
 from ugro.nodes.runs import Identity
@@ -57,8 +58,9 @@ class Tunnels:
     async def open(self, wanted: Wanted) -> Duplex:
         if self.count + self._opening >= MOST:
             raise NotAllowed(f"{MOST} connections to nodes are open, which is the most at once", hint="close some")
-        node = self._cluster.inventory.get(wanted.node)
-        target = await self._target(wanted)
+        self._cluster.inventory.named(wanted.node)
+        through, target = await self._target(wanted)
+        node = self._cluster.inventory.get(through)
         # A node that is connecting for the first time gets the time a connection may take.
         ready_s = 2 * self._cluster.config.ssh.connect_timeout
         self._opening += 1
@@ -86,14 +88,16 @@ class Tunnels:
                 del self._noted[next(iter(self._noted))]
             self._audit.note(entry)
 
-    async def _target(self, wanted: Wanted) -> PortTarget | SocketTarget:
+    async def _target(self, wanted: Wanted) -> tuple[str, PortTarget | SocketTarget]:
+        """And through which login: a job's socket is in its own account."""
         if wanted.port is not None:
-            return PortTarget(wanted.port)
+            return wanted.node, PortTarget(wanted.port)
         assert wanted.job is not None
         assert wanted.socket is not None
         job = await self._find_job(wanted.job)
         if (asks := caller()) is not None and not asks.may_change(job.user):
             raise NotAllowed(f"job {job.id} is {job.user}'s", hint="its user or an operator can do this")
-        if job.held is None or wanted.node not in job.held.nodes:
+        through = next((name for name in (job.held.nodes if job.held else ()) if node_of(name) == wanted.node), None)
+        if through is None:
             raise NotFound(f"job {job.id} does not run on {wanted.node}", hint=f"see: ugro status {job.id}")
-        return SocketTarget(job.id, job.attempt, wanted.socket)
+        return through, SocketTarget(job.id, job.attempt, wanted.socket)

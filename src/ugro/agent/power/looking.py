@@ -76,7 +76,7 @@ class NodeLooks:
         """Which jobs have devices where."""
         found: dict[str, tuple[int, ...]] = {}
         for job in self._engine.live.holding():
-            for name in job.placement.nodes if job.placement is not None else ():
+            for name in job.placement.node_names if job.placement is not None else ():
                 found[name] = (*found.get(name, ()), job.id)
         self._holders = found
 

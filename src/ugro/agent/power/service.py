@@ -143,7 +143,7 @@ class PowerService:
 
     async def request(self, name: str, act: Act) -> None:
         """Somebody asks for it. Raises NotAllowed if that would interrupt something."""
-        node = self._cluster.inventory.get(name)
+        node = self._cluster.inventory.named(name)
         if node.spec.power is None:
             raise UsageError("UGRO does not look after its power", subject=name, hint="give power in the cluster file")
         self._engine.safe_mode.check("and neither suspends nor wakes nodes")

@@ -20,6 +20,7 @@ from ugro.agent.tracking.cluster import Cluster
 from ugro.config.schema import Ray
 from ugro.core.errors import UgroError, Unsatisfiable
 from ugro.core.job import JobSpec, Launcher, Resources
+from ugro.core.login import USER
 from ugro.core.node import Machine, Role
 from ugro.core.python_env import EnvProgress, EnvRequest
 from ugro.core.ray_cluster import ClusterWish, Head, RayCluster
@@ -65,6 +66,7 @@ class Starting:
         head_node = wish.head or self._best_head(nodes)
         everywhere = list(dict.fromkeys((head_node, *nodes)))
         links = dict(zip(everywhere, await self._links(everywhere), strict=True))
+        _raise(self._lack_of_account(links, request.user))
         places = await self.places(nodes, links)
         workers = first_workers(wish, places)
         pythons = await self._pythons(request.environment, links, say)
@@ -89,6 +91,7 @@ class Starting:
         """For workers on other nodes than before: the Python of each. They must agree with the head, and reach it."""
         everywhere = list(dict.fromkeys((cluster.head.node, *nodes)))
         links = dict(zip(everywhere, await self._links(everywhere), strict=True))
+        _raise(self._lack_of_account(links, cluster.user))
         pythons = await self._pythons(cluster.environment, links, lambda text: None)
         head = (cluster.head.address, cluster.head.port)
         looks = await look_at(list(links.values()), pythons, (), head)
@@ -119,7 +122,7 @@ class Starting:
     async def _nodes(self, wish: ClusterWish, user: str) -> list[str]:
         """Those that are free now, if there are enough; else those that it would get if all were idle."""
         for word in (*wish.only, *((wish.head,) if wish.head else ())):
-            self._cluster.inventory.get(word)
+            self._cluster.inventory.named(word)
         spec = self._spec(wish, wish.workers_per_node)
         if wish.nodes is not None:
             found = await self._jobs.preview(spec, user)
@@ -159,6 +162,15 @@ class Starting:
 
         made = await self._envs.ensure(request, list(links), progress)
         return {node: one.python for node, one in made.items()}
+
+    def _lack_of_account(self, links: Mapping[str, Link], user: str) -> UgroError | None:
+        """Its Python and its folder are those of the node's entry, which its jobs in another account cannot use."""
+        for node, link in links.items():
+            account = self._cluster.inventory.get(node).spec.account
+            if account is not None and account.replace(USER, user) != _machine(link).user:
+                text = "a Ray cluster cannot use nodes on which jobs run in the accounts of their users"
+                return Unsatisfiable(text, subject=node, hint="a job with a Ray cluster of its own can: --launcher ray")
+        return None
 
     # --- the head ------------------------------------------------------------------------------------------------
 

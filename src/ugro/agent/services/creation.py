@@ -21,8 +21,8 @@ from ugro.agent.jobs.submission import Needs, Submit
 from ugro.agent.services.door_place import DoorPlaces
 from ugro.agent.services.model_folder import ModelFolder, described, expect_complete, in_results
 from ugro.agent.services.ray_place import RayPlaces, at_head, expect_unnamed
-from ugro.agent.support.caller import expect_files, vouch
-from ugro.agent.support.client_files import expect_local, remote_client
+from ugro.agent.support.caller import expect_files, may_read_files, vouch
+from ugro.agent.support.client_files import expect_local
 from ugro.config.service import ALL, FILE, ScaleSection, ServiceDraft, ServiceSection, name_problem, read_service
 from ugro.core.errors import ConfigError, NotAllowed, NotFound, Unsatisfiable, UsageError
 from ugro.core.job import ANY_GPUS, Job, JobSpec, Launcher, Placement
@@ -205,8 +205,6 @@ class Creation:
         found, source, name = await self._model(word, section.path, request.submit.here)
         if found is not None:
             base = [f"base={found.base}"] if found.base else []
-            if (offer := remote_client()) is not None:
-                offer.own |= {str(one) for one in (found.path, found.base) if one}
             fields["folder"] = [*_listed(fields.get("folder")), f"model={found.path}", *base]
         if command is not None:
             words = _listed(command)
@@ -252,7 +250,9 @@ class Creation:
         expect_complete(
             made, os.path.relpath(os.path.realpath(found.path), os.path.realpath(output)), is_final=job.is_final
         )
-        vouch(Path(os.path.abspath(found.path)))
+        vouch(found.path)
+        if found.base is not None and may_read_files():  # a job may have named any folder
+            vouch(found.base)
         return found
 
     async def _everywhere(self, job: JobSpec) -> Placement:

@@ -96,7 +96,7 @@ class DoorKeeping:
         found: dict[str, float] = {}
         for one in view.seen:
             if one.is_ready and one.job is not None and one.job.placement is not None:
-                speed = self._parts.speed(one.job.placement.nodes[0])
+                speed = self._parts.speed(one.job.placement.node_names[0])
                 found |= {server_name(one.number): speed} if speed else {}
         return found
 

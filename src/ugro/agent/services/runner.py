@@ -174,7 +174,7 @@ class Runner:
                     job := jobs[one.number],
                     self._parts.watch.report((job.id, job.attempt)) if job is not None else None,
                     servers.get(server_name(one.number)),
-                    is_on_drained=bool(job and job.held and any(node in drained for node in job.held.nodes)),
+                    is_on_drained=bool(job and job.held and any(node in drained for node in job.held.node_names)),
                     last_lines=await self._last_lines(job),
                 )
             )

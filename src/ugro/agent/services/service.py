@@ -256,7 +256,8 @@ class Services:
     # --- for the runners -----------------------------------------------------------------------------------------
 
     def door(self, service: Service, job: Job) -> Door:
-        node = self._cluster.inventory.get(service.door.node)
+        # In the account of its user, where nodes have such.
+        node = self._cluster.inventory.get(job.placement.nodes[0] if job.placement else service.door.node)
         return DoorClient(over_link(node, self.identity(), job.id, job.attempt, ready_s=_READY_S), service.name)
 
     def speed(self, node: str) -> float | None:

@@ -5,6 +5,7 @@ Without a caller it is the agent itself, which sees and does everything.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from contextvars import ContextVar
 from dataclasses import replace
@@ -70,13 +71,20 @@ def may_read_files() -> bool:
 
 
 def vouch(path: Path) -> None:
-    """This folder is the agent's own, and the caller may have what is in it: for the rest of this request."""
-    _VOUCHED.set(_VOUCHED.get() | {path})
+    """This folder of the agent's machine the agent itself has chosen, and the caller may have what is in it.
+
+    For the rest of this request, wherever its client is.
+    """
+    _VOUCHED.set(_VOUCHED.get() | {Path(os.path.abspath(path))})
+
+
+def is_vouched(path: Path) -> bool:
+    return Path(os.path.abspath(path)) in _VOUCHED.get()
 
 
 def expect_files(what: Path) -> None:
     """Raises NotAllowed if the agent must not read this file or folder for the caller."""
-    if not may_read_files() and what not in _VOUCHED.get():
+    if not may_read_files() and not is_vouched(what):
         raise NotAllowed(
             f"the agent does not read files for you: {what}",
             hint="it runs as another user; --no-sync sends no code, and --cwd DIR runs in a folder that the nodes have",

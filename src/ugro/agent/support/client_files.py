@@ -44,7 +44,6 @@ class Offer:
 
     key: str
     machine: str
-    own: set[str] = field(default_factory=set)  # paths of this machine that the agent itself has chosen
     _items: dict[tuple[str, str], Item] = field(default_factory=dict)
 
     @property

@@ -1,6 +1,7 @@
 """Runs a command of the user's on this machine: without a shell, bounded in time and output, ended with its tree.
 
-A guard stands between (``command_guard``), so that nothing is left either when the agent is killed.
+A guard stands between (``command_guard``), so that nothing is left either when the agent is killed. Of the agent's
+environment, which may hold secrets, the command gets what every program needs, and no more.
 """
 
 from __future__ import annotations
@@ -19,6 +20,10 @@ from ugro.core.errors import TimedOut, UgroError
 _MOST_OUTPUT = 16 * 1024
 _MOST_LINE = 200
 _END_S = 15.0
+INHERITED = (
+    *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "TMPDIR", "TZ", "LANG", "LC_ALL", "LC_CTYPE"),
+    "UGRO_HOME",  # so that the command's own ugro finds this agent
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +51,7 @@ class NotStarted(UgroError):
 async def run(
     argv: Sequence[str], *, env: Mapping[str, str], cwd: Path, timeout_s: float, content: bytes = b""
 ) -> Ended:
-    """``content`` is its input. Raises TimedOut, and NotStarted."""
+    """``env``: besides what is inherited. ``content`` is its input. Raises TimedOut, and NotStarted."""
     process = await _start(argv, env, cwd)
     try:
         async with asyncio.timeout(timeout_s):
@@ -62,9 +67,10 @@ async def run(
 async def _start(argv: Sequence[str], env: Mapping[str, str], cwd: Path) -> asyncio.subprocess.Process:
     try:
         return await asyncio.create_subprocess_exec(
-            *(sys.executable, "-P", "-m", "ugro.agent.support.command_guard", str(os.getpid())),
+            *(sys.executable, "-P", "-m", "ugro.agent.support.command_guard"),
+            *(str(os.getpid()), ",".join((*INHERITED, *env))),
             *argv,
-            env={**os.environ, **env},
+            env={**os.environ, **env},  # the guard is ours, and may need all of it to start
             cwd=cwd,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,

@@ -1,6 +1,7 @@
 """Runs one command of the user's, and ends all that it leaves: when it ends, when asked to, and when the agent is gone.
 
-``python -P -m ugro.agent.support.command_guard PARENT WORD...``; ends with the command's exit code.
+``python -P -m ugro.agent.support.command_guard PARENT NAME,... WORD...``; ends with the command's exit code. The
+command gets the variables of these names, as far as they are set.
 """
 
 from __future__ import annotations
@@ -22,14 +23,14 @@ class _Asked(BaseException):
     pass
 
 
-def main(parent: int, argv: list[str]) -> NoReturn:
+def main(parent: int, names: list[str], argv: list[str]) -> NoReturn:
     signal.signal(signal.SIGTERM, _asked)
     process_tree.become_subreaper()
     ctypes.CDLL(None).prctl(process_tree.PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
     code = ASKED_TO_END
     try:
         if os.getppid() == parent:
-            code = _run(argv)
+            code = _run(argv, {name: os.environ[name] for name in names if name in os.environ})
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # what is left is ended now, whatever is asked for meanwhile
     except _Asked:
         pass
@@ -38,12 +39,12 @@ def main(parent: int, argv: list[str]) -> NoReturn:
         os._exit(code)
 
 
-def _run(argv: list[str]) -> int:
+def _run(argv: list[str], env: dict[str, str]) -> int:
     command = os.fork()
     if command == 0:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         try:
-            os.execvp(argv[0], argv)
+            os.execvpe(argv[0], argv, env)
         except OSError as error:
             os.write(2, f"{argv[0]}: {error.strerror}\n".encode())
             os._exit(127)
@@ -60,4 +61,4 @@ def _asked(number: int, frame: FrameType | None) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2:])
+    main(int(sys.argv[1]), sys.argv[2].split(","), sys.argv[3:])

@@ -185,7 +185,7 @@ class NodeReports:
     async def _holders(self) -> _Holders:
         found: dict[str, set[str]] = {}
         for job in await self._jobs.in_states(HOLDING_STATES):
-            for name in job.placement.nodes if job.placement else ():
+            for name in job.placement.node_names if job.placement else ():
                 found.setdefault(name, set()).add(str(job.id))
         return {name: frozenset(jobs) for name, jobs in found.items()}
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from ugro.agent.tracking.placed_runs import PlacedRuns, Prove
 from ugro.core.errors import NotFound, RemoteFailure, TimedOut, UgroError, Unreachable
 from ugro.core.job import Share
+from ugro.core.login import account_of, node_of
 from ugro.core.node import Machine
 from ugro.core.support.clock import boot_clock_s
 from ugro.nodes.inventory import Inventory
@@ -56,7 +57,7 @@ class Sighting:
 
 class RunTracker:
     def __init__(self, inventory: Inventory, identity: Identity, placed: PlacedRuns) -> None:
-        self._inventory = inventory
+        self.inventory = inventory
         self.identity = identity
         self._placed = placed
         self._on_change: Callable[[], None] = lambda: None
@@ -66,14 +67,17 @@ class RunTracker:
         self._on_change = on_change
 
     def keep_up(self) -> None:
-        """Watches the nodes that are in the cluster now, and stops watching the others."""
-        nodes = {node.spec.name: node for node in self._inventory}
+        """Watches the nodes and logins that are in the cluster now, and stops watching the others."""
+        nodes = {node.spec.name: node for node in self._reached()}
         for name, watch in list(self._watches.items()):
             if nodes.get(name) is not watch.node or watch.task.done():
                 self._watches.pop(name).close()
         for name, node in nodes.items():
             if name not in self._watches:
                 self._watches[name] = _NodeWatch(node, self.identity, self._placed, lambda: self._on_change())
+
+    def _reached(self) -> tuple[Node, ...]:
+        return (*self.inventory, *self.inventory.logins)
 
     async def close(self) -> None:
         watches, self._watches = self._watches, {}
@@ -83,18 +87,18 @@ class RunTracker:
 
     def runs(self, node: str) -> Runs:
         """Raises NotFound for a node that is no longer part of the cluster."""
-        return Runs(self._inventory.get(node), self.identity, _CONNECT_S, _ANSWER_S)
+        return Runs(self.inventory.get(node), self.identity, _CONNECT_S, _ANSWER_S)
 
     def sightings(self) -> list[Sighting]:
-        """Of every node of the cluster."""
-        names = [node.spec.name for node in self._inventory]
+        """Of every node and login of the cluster."""
+        names = [node.spec.name for node in self._reached()]
         watches = ((name, self._watches.get(name)) for name in names)
         return [watch.sighting if watch else Sighting(name, has_answered=False) for name, watch in watches]
 
     def unheard(self) -> list[str]:
         """Nodes that have neither said what they run nor turned out to be unreachable."""
         silent = {one.node for one in self.sightings() if not one.has_answered}
-        return [node.spec.name for node in self._inventory if node.spec.name in silent and node.error is None]
+        return [node.spec.name for node in self._reached() if node.spec.name in silent and node.error is None]
 
     def uncollected(self, unkept: Set[str]) -> set[str]:
         """Nodes that have something to collect, or have not said yet; without those that were silent for long.
@@ -102,7 +106,10 @@ class RunTracker:
         ``unkept``: nodes on which there may be checkpoints to fetch.
         """
         near = {name: watch for name, watch in self._watches.items() if watch.silent_s < _AWAY_S}
-        return {name for name, watch in near.items() if watch.seen or name in unkept}.union(self.unheard())
+        found = {name for name, watch in near.items() if watch.seen or name in unkept}.union(self.unheard())
+        # Of a login that is closed, or that nobody has opened yet, the node answers.
+        found |= {name for name in unkept if name not in self._watches and node_of(name) in near}
+        return {node_of(name) for name in found}
 
     def refusal(self, node: str) -> RemoteFailure | None:
         watch = self._watches.get(node)
@@ -121,13 +128,13 @@ class RunTracker:
 
     def clock_offset_s(self, node: str) -> float:
         with contextlib.suppress(NotFound):
-            return self._inventory.get(node).quality.clock_offset_s or 0.0
+            return self.inventory.get(node).quality.clock_offset_s or 0.0
         return 0.0
 
     @property
     def count(self) -> int:
         """How many nodes the cluster has."""
-        return len(self._watches)
+        return sum(not account_of(name) for name in self._watches)
 
     def is_member(self, node: str) -> bool:
         return node in self._watches
@@ -175,6 +182,11 @@ class RunTracker:
         """Whether the node has said that the run was never started there and never will be."""
         watch = self._watches.get(node)
         return watch is not None and (job, attempt) in watch.closed
+
+    def has_runs(self, node: str) -> bool:
+        """Whether there is something to collect, or may be: one that is silent does not say what it has."""
+        watch = self._watches.get(node)
+        return watch is None or bool(watch.seen) or not watch.is_open
 
     def strange(self, node: str) -> StrangeRuns | None:
         """The runs that it reports and that were never placed there."""

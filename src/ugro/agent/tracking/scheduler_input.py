@@ -19,7 +19,8 @@ from ugro.agent.tracking.node_modules import NodeModules
 from ugro.agent.tracking.node_reports import NodeReports, Seen
 from ugro.agent.tracking.owners import Owners
 from ugro.agent.tracking.usage_book import UsageBook
-from ugro.core.job import Job, JobSpec, JobState, Launcher, Resources
+from ugro.core.job import Job, JobSpec, JobState, Launcher, Placement, Resources
+from ugro.core.login import node_of
 from ugro.core.node import Facts, Gpu, Limits, Machine, NodeSpec, Status
 from ugro.core.support.moment import Reading, due_s, place_s
 from ugro.core.usage import gpu_part
@@ -27,7 +28,16 @@ from ugro.nodes.diagnosis import LASTING_CAUSES
 from ugro.nodes.node import Node
 from ugro.policy.nodes.disk_room import lack_of_room
 from ugro.policy.nodes.machines import drained_machines
-from ugro.policy.scheduling.cluster_view import Asleep, ClusterView, GpuView, Holding, NodeView, Waiting, with_named
+from ugro.policy.scheduling.cluster_view import (
+    Asleep,
+    ClusterView,
+    GpuView,
+    Holding,
+    NodeView,
+    NoLogin,
+    Waiting,
+    with_named,
+)
 from ugro.policy.scheduling.demand import Need, alternatives, names_in
 from ugro.policy.scheduling.fit import Misfit, check_fits
 from ugro.policy.scheduling.makes import Makes, Wanted, needs_of
@@ -61,6 +71,10 @@ class Sleeping(NamedTuple):
     facts: Facts | None
 
 
+# Of these users, those whose jobs cannot start on a node; and whether it sleeps.
+MissingLogins = Callable[[Node, Iterable[str], bool], tuple[NoLogin, ...]]
+
+
 class SchedulerInput:
     def __init__(self, jobs: JobStore, cluster: Cluster, health: HealthCheck) -> None:
         self._jobs = jobs
@@ -74,6 +88,9 @@ class SchedulerInput:
         self.sleeping: Callable[[str], Sleeping | None] = lambda node: None
         # Whether a node is silent about its runs: a job that was placed there would count as lost.
         self.is_silent: Callable[[str], bool] = lambda node: False
+        # Whose jobs cannot start on a node, because there they run in accounts of their users.
+        self.missing_logins: MissingLogins = lambda node, users, is_asleep: ()
+        self._users: tuple[str, ...] = ()  # whose jobs wait
         self.clock = Clock()
         self._fitting: set[tuple[Resources, bool]] = set()
         self._fitting_on: list[Seen] = []
@@ -84,6 +101,10 @@ class SchedulerInput:
     def start(self) -> None:
         """Starts asking nodes."""
         self.reports.start()
+
+    def ask(self, is_silent: Callable[[str], bool], missing: MissingLogins) -> None:
+        """Who knows of runs: which nodes are silent about theirs, and whose jobs cannot start on a node."""
+        self.is_silent, self.missing_logins = is_silent, missing
 
     def listen(self, on_news: Callable[[], None]) -> None:
         """``on_news`` is called whenever a report may change what can start."""
@@ -106,6 +127,7 @@ class SchedulerInput:
                 live.queue.learn(number, state)
         for line in live.queue.lines:
             self.modules.want(line.kind.imports)
+        self._users = tuple(sorted({line.user for line in live.queue.lines}))
         drained = await self._health.drained()
         await self._read_usage(live)
         # Nothing is awaited from here on, so that waiting and holding jobs and what was used are consistent.
@@ -217,10 +239,11 @@ class SchedulerInput:
                 owners.get(name),
                 self.holds.reason(name),
                 speeds.get(name, 1.0),
-                self.sleeping(name),
+                sleeping := self.sleeping(name),
                 self.is_silent(name),
+                self.missing_logins(node, self._users, sleeping is not None),
             )
-            for name in (node.spec.name for node in self._cluster.inventory)
+            for name, node in ((node.spec.name, node) for node in self._cluster.inventory)
         }
         return tuple(self._node_view(node, standings[node.spec.name], held) for node in self._cluster.inventory)
 
@@ -232,7 +255,8 @@ class SchedulerInput:
     def _node_view(self, node: Node, standing: _Standing, held_by_all: dict[str, dict[int, int]]) -> NodeView:
         seen = self.reports.of(node)
         is_awaited = self.reports.awaits(node)
-        lacks = self.modules.lacking(node)
+        # Where each user has a Python of their own, that of the node's entry says nothing about it.
+        lacks = self.modules.lacking(node) if node.spec.account is None else frozenset()
         held = held_by_all.get(node.spec.name, {})
         key = (seen, node.spec, node.link is None, standing, is_awaited, tuple(held.items()), lacks)
         known = self._views.get(node)
@@ -261,6 +285,8 @@ class SchedulerInput:
             cost=self._cost(node, facts, sum(held.values())) if facts else 0.0,
             is_known=facts is not None and machine is not None,
             asleep=standing.sleeping.asleep if standing.sleeping else None,
+            is_personal=node.spec.account is not None,
+            no_login=standing.no_login,
         )
 
     def _cost(self, node: Node, facts: Facts, held_cores: int) -> float:
@@ -288,6 +314,7 @@ class _Standing(NamedTuple):
     speed: float = 1.0  # relative to the other nodes
     sleeping: Sleeping | None = None
     is_silent: bool = False
+    no_login: tuple[NoLogin, ...] = ()
 
     @property
     def objection(self) -> str | None:
@@ -359,7 +386,7 @@ def waiting_view(job: Job, by: Reading) -> Waiting:
         state=job.state,
         attempt=job.attempt,
         not_before=due_s(*pause, by) if pause else None,
-        avoid=(*job.tries.avoid, *job.spec.avoid),
+        avoid=(*map(node_of, job.tries.avoid), *job.spec.avoid),
     )
 
 
@@ -369,7 +396,7 @@ def _holding(job: Job, by: Reading) -> Holding:
         id=job.id,
         user=job.user,
         priority=job.spec.priority,
-        placement=job.placement,
+        placement=_on_nodes(job.placement),
         submitted_at=place_s(job.submitted, by),
         started_at=place_s(job.attempt_started, by) if job.attempt_started else None,
         time_limit_s=job.spec.time_limit_s,
@@ -377,3 +404,10 @@ def _holding(job: Job, by: Reading) -> Holding:
         is_stopping=job.state is JobState.STOPPING,
         gpu_part=gpu_part(job.spec.resources),
     )
+
+
+def _on_nodes(placement: Placement) -> Placement:
+    """Devices belong to nodes, not to logins."""
+    if placement.nodes == placement.node_names:
+        return placement
+    return Placement(tuple(replace(share, node=node_of(share.node)) for share in placement.shares))

@@ -116,4 +116,4 @@ def _show(output: Output, report: MapReport) -> None:
         output.warn(what, "if they would differ now, run it again with another output")
     if report.failed:
         what = f"{report.failed:,} item{' has' if report.failed == 1 else 's have'} no result; {report.first_failure}"
-        output.warn(what, f"the tracebacks are in {report.output}; try them again with --resume")
+        output.warn(what, f"all failures are in {report.output}; try them again with --resume")

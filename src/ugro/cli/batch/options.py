@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -55,30 +53,13 @@ def open_pool(session: Session, engine: str, **wanted: Any) -> Pool:
 
     What functions print goes to stderr, on Ray nowhere, on jobs to their logs: stdout is for the result.
     """
-    from ugro.batch.pool import Pool
-
-    if engine == "jobs":
-        from ugro.client.batch import PoolWish, open_pool
-
-        return open_pool(session.client(uses_nodes=True), PoolWish(engine, **wanted))
-    if given := [name for name in ("nodes", "options") if wanted.get(name)]:
+    if given := [name for name in ("nodes", "options") if wanted.get(name) and engine != "jobs"]:
         raise UsageError(f"--{_FLAGS[given[0]]} is for --engine jobs, and this is {engine}", hint="leave it out")
-    workers = wanted.get("workers")
-    if engine == "ray":
-        from ugro.batch.ray_engine import RayEngine
+    if engine == "local":
+        from ugro.batch.measure import here
 
-        return Pool(engine=RayEngine(_ray_address(session), workers, shows_output=False))
-    from ugro.batch.local import LocalEngine
+        return here(wanted.get("workers"))
+    from ugro.client.batch import PoolWish, open_pool
 
-    return Pool(engine=LocalEngine(workers, sys.stderr))
-
-
-def _ray_address(session: Session) -> str:
-    """As RAY_ADDRESS says; else of the only cluster of UGRO's that runs; else whatever Ray finds."""
-    if "RAY_ADDRESS" not in os.environ:
-        from ugro.client.ray_clusters import connection
-
-        client = session.client()
-        if client.running_agent() is not None and len(client.ray_clusters.list()) == 1:
-            os.environ.update(connection(client.home, client.ray_clusters.access()))
-    return os.environ.get("RAY_ADDRESS") or "auto"
+    client = session.client(uses_nodes=True) if engine == "jobs" else session.new_client()
+    return open_pool(client, PoolWish(engine, shows_output=False, **wanted))

@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from ugro.cli.jobs.describe import duration_s, ranks
-from ugro.core.job import Attempt, Job, JobSpec, Placement
+from ugro.core.job import Attempt, Job, JobSpec, Placement, Share
+from ugro.core.login import account_of, node_of
 from ugro.core.plan import Plan, RankPlan
 from ugro.core.support.secret import masked
 
@@ -67,4 +68,9 @@ def _attempt(attempt: Attempt) -> dict[str, Any]:
 
 
 def _nodes(placement: Placement | None) -> list[dict[str, Any]]:
-    return [{"name": share.node, "gpus": share.gpus} for share in placement.shares] if placement else []
+    return [_node(share) for share in placement.shares] if placement else []
+
+
+def _node(share: Share) -> dict[str, Any]:
+    shown = {"name": node_of(share.node), "gpus": share.gpus}
+    return {**shown, "account": account} if (account := account_of(share.node)) else shown

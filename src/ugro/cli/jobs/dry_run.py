@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from ugro import __version__
 from ugro.cli.jobs.describe import command, variables
 from ugro.cli.jobs.document import plan_document, without_secrets
+from ugro.cli.jobs.result_summary import amount
 from ugro.cli.output import Output
 from ugro.core.job import Launcher, places
 from ugro.core.plan import DryRun, Plan
 from ugro.core.planning import compared, memory_lines
-from ugro.core.support.quantity import format_size
 
 _MOST_SKIPPED = 5  # files that are named
 
@@ -63,10 +63,10 @@ def _plan(dry_run: DryRun, plan: Plan) -> Iterator[str]:
     if dry_run.note is not None:
         yield f"  note     {dry_run.note}"
     if (code := dry_run.snapshot) is not None:
-        yield f"  code     {code.folder}: {code.files:,} files, {format_size(code.bytes)}, {code.id[:12]}"
+        yield f"  code     {code.folder}: {amount(code.files, code.bytes)}, {code.id[:12]}"
         yield from (f"  not sent {sentence}" for sentence in code.skipped[:_MOST_SKIPPED])
     for one in spec.folders:
-        size = f"{one.files:,} file{'' if one.files == 1 else 's'}, {format_size(one.bytes)}, {one.tree[:12]}"
+        size = f"{amount(one.files, one.bytes)}, {one.tree[:12]}"
         yield f"  folder   {one.name}: {one.source}: {size}, in ${one.variable}"
     yield from _packages(dry_run)
     yield f"  ranks    {plan.world_size}"

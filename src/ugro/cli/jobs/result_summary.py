@@ -58,7 +58,7 @@ def fetch_hint(job: Job) -> str:
 
 
 def amount(files: int, size: int) -> str:
-    return f"{files} {'file' if files == 1 else 'files'}, {format_size(size)}"
+    return f"{files:,} {'file' if files == 1 else 'files'}, {format_size(size)}"
 
 
 def _nodes(made: JobResults) -> str:

@@ -95,7 +95,7 @@ def table(output: Output, jobs: list[Job], now: Instant) -> list[str]:
 
 def _row(job: Job, now: Instant) -> list[Cell]:
     sign, style = describe.SIGNS[job.state]
-    nodes = job.placement.nodes if job.placement else ()
+    nodes = job.placement.node_names if job.placement else ()
     return [
         Cell(sign, style),
         Cell(str(job.id), "bold", is_number=True),
@@ -112,7 +112,7 @@ def _row(job: Job, now: Instant) -> list[Cell]:
 
 def _fields(job: Job, now: Instant) -> list[Cell]:
     values = (
-        job.id, job.spec.name, job.state, ",".join(job.placement.nodes if job.placement else ()),
+        job.id, job.spec.name, job.state, ",".join(job.placement.node_names if job.placement else ()),
         describe.gpus(job) or "", job.attempt, f"{describe.duration_s(job, now):.3f}", job.user, job.reason,
         job.submitted_at, job.started_at or "", job.ended_at or "",
     )  # fmt: skip

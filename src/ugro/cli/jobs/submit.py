@@ -139,7 +139,7 @@ def _dry_run(session: Session, file: Path | None, fields: dict[str, Any], *, for
     read_folders(session.output, client, file, fields)
     found = client.jobs.dry_run(file, fields=fields, force=force)
     show_dry_run(session.output, found)
-    _advise(session, client, found.spec, found.placement.nodes if found.placement else ())
+    _advise(session, client, found.spec, found.placement.node_names if found.placement else ())
     return 0
 
 
@@ -158,7 +158,7 @@ def _submitted(session: Session, client: Client, job: Job, *, detach: bool) -> i
     if job.cached_from is not None:
         output.note(f"job {job.id} {job.spec.name} is {job.reason}, an identical job: ugro results {job.id}")
         return 0
-    _advise(session, client, job.spec, job.placement.nodes if job.placement else (), before=job.id)
+    _advise(session, client, job.spec, job.placement.node_names if job.placement else (), before=job.id)
     if detach:
         output.note(f"job {job.id} {job.spec.name} is {job.state}; follow it: ugro logs {job.id} -f")
         return 0

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,12 +15,12 @@ from ugro.cli.jobs.result_summary import amount, fetch_hint
 from ugro.cli.output import Cell, Output
 from ugro.cli.results.energy import energy_facts
 from ugro.cli.results.fetch import fetch
-from ugro.cli.results.pull import pull
 from ugro.cli.session import Session, json_option, pass_session
 from ugro.cli.untrusted import file_name
 from ugro.client.client import Client
-from ugro.client.remote.pull import Conflict, Pulled, RemoteResults
-from ugro.core.errors import NotAllowed, UgroError, UsageError
+from ugro.client.pulling import arrived, pull
+from ugro.client.remote.pull import Pulled
+from ugro.core.errors import UsageError
 from ugro.core.job import Job
 from ugro.core.metrics import MetricsSummary
 from ugro.core.planning import compared, speed
@@ -30,7 +28,6 @@ from ugro.core.results import JobResults, NodeResults, ResultState
 from ugro.core.support.quantity import format_duration, format_size
 
 _MOST_SHOWN = 20
-_LOOK_S = 0.3
 _STATES = {
     ResultState.WAITING: "not complete yet",
     ResultState.LIVE: "the job is running; these are the results so far",
@@ -111,25 +108,11 @@ def _remove(output: Output, client: Client, word: str, *, is_sure: bool) -> int:
 
 
 def _pull(output: Output, client: Client, which: tuple[str, int | None], target: Path, *, is_forced: bool) -> int:
-    job, made = _arrived(output, client, *which)
-    if made.state is ResultState.REMOVED:
-        raise NotAllowed(f"the results of job {job.id} were removed")
-    pulled = Pulled()
-
-    def show(done: Pulled) -> None:
-        output.progress(_copied(done, made))
-
-    try:
-        if client.master is None:
-            pulled = pull(made, target, is_forced=is_forced, on_progress=show)
-        else:
-            pulled = RemoteResults(client, made.job, made.attempt, show).pull(os.fsencode(target), is_forced=is_forced)
-    except Conflict as error:
-        raise UgroError(str(error), hint="overwrite them with --force, or choose another directory") from error
-    except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-        hint = "the files copied so far are complete; try again"
-        raise UgroError(f"cannot copy to {target}: {reason}", hint=hint) from error
+    job, made = arrived(client, *which, lambda one: output.progress(_awaited(one)))
+    output.end_progress()
+    pulled = pull(
+        client, made, target, is_forced=is_forced, on_progress=lambda done: output.progress(_copied(done, made))
+    )
     output.end_progress()
     if output.is_json:
         copied = {"copied": pulled.files, "same": pulled.same, "bytes": pulled.bytes, "to": str(target.absolute())}
@@ -142,16 +125,9 @@ def _pull(output: Output, client: Client, which: tuple[str, int | None], target:
     return int(made.state is ResultState.WAITING)
 
 
-def _arrived(output: Output, client: Client, word: str, attempt: int | None) -> tuple[Job, JobResults]:
-    """Waits until the results are collected; ``last`` stays the same job."""
-    job, made = client.jobs.results(word, attempt=attempt)
-    while made.state is ResultState.COMING:
-        missing = sum(node.missing_bytes for node in made.nodes)
-        output.progress(f"waiting for the results of job {job.id}: {format_size(missing)} left")
-        time.sleep(_LOOK_S)
-        job, made = client.jobs.results(job.id, attempt=attempt)
-    output.end_progress()
-    return job, made
+def _awaited(made: JobResults) -> str:
+    missing = sum(node.missing_bytes for node in made.nodes)
+    return f"waiting for the results of job {made.job}: {format_size(missing)} left"
 
 
 def _copied(done: Pulled, made: JobResults) -> str:

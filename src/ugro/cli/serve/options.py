@@ -9,7 +9,7 @@ import click
 
 from ugro.cli import candidates
 from ugro.cli.jobs.options import job_options
-from ugro.cli.session import CommandGroup
+from ugro.cli.session import StartGroup
 from ugro.client.services import ServiceWish
 from ugro.core.errors import UsageError
 
@@ -42,14 +42,8 @@ _NOT_OURS = (
 )
 
 
-class ServeGroup(CommandGroup):
+class ServeGroup(StartGroup):
     """``ugro serve JOB …`` starts a service; ``ugro serve COMMAND`` is about services."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        first = next((word for word in args if word != "--json"), None)
-        if first is not None and first not in self.commands and first not in ("-h", "--help"):
-            args = ["start", *args]
-        return super().parse_args(ctx, args)
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
         return ["JOB|DIR | -f FILE | -- CMD... | COMMAND NAME"]

@@ -13,7 +13,7 @@ from ugro.cli.jobs.document import job_document
 from ugro.cli.jobs.folders import read_folders
 from ugro.cli.jobs.options import job_options, recipe_options
 from ugro.cli.jobs.recipe import apply_recipe
-from ugro.cli.session import CommandGroup, Session, json_option, pass_session
+from ugro.cli.session import Session, StartGroup, json_option, pass_session
 from ugro.cli.sweep.plan import show_plan
 from ugro.cli.sweep.show import document, follow, importance_table, show, summary_row, trial_document
 from ugro.core.errors import Interrupted, UgroError, UsageError
@@ -49,14 +49,8 @@ class _Extension(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # as
         return int(text), text.startswith("+")
 
 
-class SweepGroup(CommandGroup):
+class SweepGroup(StartGroup):
     """``ugro sweep SCRIPT …`` starts a sweep; ``ugro sweep COMMAND`` is about sweeps."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        first = next((word for word in args if word != "--json"), None)
-        if first is not None and first not in self.commands and first not in ("-h", "--help"):
-            args = ["start", *args]
-        return super().parse_args(ctx, args)
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
         return ["SCRIPT [RANGES]... | -f FILE | COMMAND NAME"]

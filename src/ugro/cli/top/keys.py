@@ -138,7 +138,7 @@ def _with_job(now: Controls, key: str, seen: Seen) -> Controls:
 
 
 def _named(job: Job) -> str:
-    nodes = f" on {', '.join(job.held.nodes)}" if job.held else ""
+    nodes = f" on {', '.join(job.held.node_names)}" if job.held else ""
     return f"job {job.id} {job.spec.name} of {job.user}, {job.state}{nodes}"
 
 
@@ -148,7 +148,7 @@ def _with_node(now: Controls, key: str, seen: Seen) -> tuple[Controls, Act | Non
         return replace(now, message="select a node first: ↑ ↓"), None
     if key == "r":
         return now, Act("resume", chosen)
-    count = len([job for job in seen.jobs if job.held and chosen in job.held.nodes])
+    count = len([job for job in seen.jobs if job.held and chosen in job.held.node_names])
     running = f"; {count} job{'s continue' if count > 1 else ' continues'} there" if count else ""
     question = f"drain {chosen}? No new job starts there{running}."
     return replace(now, asked=Act("drain", chosen, question)), None

@@ -220,7 +220,7 @@ def _job_row(job: Job) -> list[Cell]:
         Cell(str(job.id), "id", is_number=True),
         Cell(job.spec.name, "bold"),
         Cell(job.state, style),
-        Cell(",".join(job.held.nodes) if job.held else ""),
+        Cell(",".join(job.held.node_names) if job.held else ""),
         _number(format_duration(describe.duration_s(job))),
         Cell(job.user),
     ]

@@ -1,4 +1,4 @@
-"""``ugro.RemoteClient``: the Python API for an agent on another machine, reached by ssh.
+"""``ugro.RemoteClient``: the Python API for an agent on another machine, which is named.
 
 Everything that ``ugro.Client`` does works the same. Paths are those of this machine: code, folders and job files are
 read here and sent, results are written here.
@@ -6,220 +6,26 @@ read here and sent, results are written here.
 
 from __future__ import annotations
 
-import json
 import os
-import re
-import socket
-from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 from ugro.client.client import Client
-from ugro.client.http import AgentGone, Connection
-from ugro.client.jobs import new_key
-from ugro.client.remote.link import MasterLink
-from ugro.client.remote.master import Master, checked
-from ugro.client.stopping import STATUS_S
-from ugro.core.agent import AgentStatus
-from ugro.core.errors import NotAllowed, UgroError, Wanted, error_from_wire
-from ugro.core.support.codec import decode
+from ugro.client.reach import Say
+from ugro.client.remote.agent import RemoteAgent
+from ugro.client.remote.master import Master
 from ugro.core.support.state_dir import StateDir
-
-if TYPE_CHECKING:
-    from ugro.client.backups import Backups
-    from ugro.client.remote.banner import Banner
-    from ugro.client.remote.offer import Offer
-    from ugro.client.remote.trees import Trees
-
-_ANSWER_S = 60.0
-_UPLOAD_S = 120.0
-_MOST_ASKED = 500  # files and folders of one request
-_TRIES = 3
-_HEADER = "ugro-remote"
-_NAMES_PATHS = frozenset({"here", "folder", "submit", "jobs"})
-_WANTED = b'{"error":{"kind":"wanted"'
-
-
-class Link(Protocol):
-    """The way to the agent."""
-
-    master: Master
-
-    def open(self, to: str = ...) -> socket.socket: ...
-
-    @property
-    def banner(self) -> Banner: ...
-
-    def close(self) -> None: ...
 
 
 class RemoteClient(Client):
-    is_elsewhere = True
-
     def __init__(
         self,
-        master: str | Master | Link,
+        master: str | Master,
         *,
         home: Path | str | None = None,
-        on_wait: Callable[[str], None] | None = None,
-        on_link: Callable[[str], None] | None = None,
+        on_wait: Say | None = None,
+        on_link: Say | None = None,
     ) -> None:
         """``home``: this machine's state directory. ``on_link``: told when the link breaks, and when it is back."""
         own = StateDir(Path(home).absolute()) if home else StateDir.find(os.environ)
-        if isinstance(master, str):
-            master = Master(master)
-        self._owns_link = isinstance(master, Master)
-        self.link: Link = MasterLink(checked(master), own, on_link) if isinstance(master, Master) else master
-        self.master = self.link.master
-        self._trees: Trees | None = None
-        super().__init__(home=home, any_cluster=True, on_wait=on_wait)
-
-    def connection(self) -> Connection:
-        return Connection(self.home.socket, dial=self.link.open, headers=_headers(new_key()))
-
-    def close(self) -> None:
-        super().close()
-        if self._owns_link:
-            self.link.close()
-
-    def twin(self) -> RemoteClient:
-        return RemoteClient(self.link, home=self.home.path)
-
-    # --- the agent ---------------------------------------------------------------------------------------------
-
-    def agent(self) -> AgentStatus:
-        for _ in range(_TRIES):
-            try:
-                return decode(AgentStatus, self._connection.ask("GET", "/v1/agent", timeout_s=STATUS_S))
-            except AgentGone:
-                continue  # it was stopped meanwhile, and the relay starts another one
-        return decode(AgentStatus, self._connection.ask("GET", "/v1/agent", timeout_s=STATUS_S))
-
-    def running_agent(self) -> AgentStatus | None:
-        """The relay has started it, if none ran."""
-        return self.agent()
-
-    def stop_agent(self, *, only_if_idle: bool = False, keeps_cluster: bool = False) -> NoReturn:
-        self._refuse("stopping the agent")
-
-    def restart_agent(self) -> NoReturn:
-        self._refuse("restarting the agent")
-
-    def require_allowed(self, path: Path) -> NoReturn:
-        self._refuse("allowing a cluster file")
-
-    def use_cluster(self, path: Path | None) -> NoReturn:
-        self._refuse("choosing a cluster file")
-
-    @property
-    def backups(self) -> Backups:
-        self._refuse("a backup of the agent's state")
-
-    def _refuse(self, what: str) -> NoReturn:
-        raise NotAllowed(f"{what} works on {self.master} alone", hint=f"log in there: ssh {self.master}")
-
-    # --- requests ----------------------------------------------------------------------------------------------
-
-    def _ask(self, method: str, path: str, body: Any = None, *, timeout_s: float = _ANSWER_S) -> Any:
-        key, body = new_key(), self._as_account(body)
-        offer: Offer | None = None
-        for _ in range(_MOST_ASKED):
-            try:
-                answer = self._reaching(
-                    lambda: self._connection.ask(method, path, body, timeout_s=timeout_s, headers=_headers(key))
-                )
-                return self._located(answer)
-            except Wanted as wanted:
-                offer = offer or self._offer(key, body)
-                offer.provide(wanted)
-        raise _endless()
-
-    def _stream(self, method: str, path: str, body: Any = None, *, timeout_s: float | None = _ANSWER_S) -> Any:
-        if not isinstance(body, Mapping) or not _NAMES_PATHS & body.keys():
-            yield from super()._stream(method, path, body, timeout_s=timeout_s)
-            return
-        key, body = new_key(), self._as_account(body)
-        offer = self._offer(key, body)
-        for _ in range(_MOST_ASKED):
-            try:
-                yield from self._lines(method, path, body, key, timeout_s)
-            except Wanted as wanted:
-                offer.provide(wanted)
-            else:
-                return
-        raise _endless()
-
-    def _lines(self, method: str, path: str, body: Any, key: str, timeout_s: float | None) -> Iterator[bytes]:
-        """A stream of documents. Raises Wanted, which comes instead of one of them."""
-        connection, rest = self.connection(), b""
-        try:
-            for piece in self._reaching(
-                lambda: connection.start(method, path, body, timeout_s=timeout_s, headers=_headers(key))
-            ):
-                *whole, rest = (rest + piece).split(b"\n")
-                for line in whole:
-                    if line.startswith(_WANTED):
-                        raise error_from_wire(json.loads(line)["error"])
-                    yield line + b"\n"
-            yield rest
-        finally:
-            connection.close()
-
-    def _offer(self, key: str, body: Any) -> Offer:
-        from ugro.client.remote.offer import Offer  # most commands send nothing
-
-        def send(item: dict[str, Any]) -> None:
-            self._reaching(
-                lambda: self._connection.ask(
-                    "POST", "/v1/remote/items", {"items": [item]}, timeout_s=_ANSWER_S, headers=_headers(key)
-                )
-            )
-
-        return Offer(self.home, body, self._own_trees(), send)
-
-    def _own_trees(self) -> Trees:
-        if self._trees is None:
-            from ugro.client.remote.trees import Trees, Wire
-
-            self._trees = Trees(self.home, Wire(super()._ask, self._upload, self._wait))
-        return self._trees
-
-    def _upload(self, path: str, pieces: Iterator[bytes]) -> Any:
-        connection = self.connection()
-        try:
-            return connection.upload(path, pieces, timeout_s=_UPLOAD_S)
-        finally:
-            connection.close()
-
-    def _located(self, answer: Any) -> Any:
-        """With the master's name before the paths of results, which are there: MASTER:PATH."""
-        results = answer.get("results") if isinstance(answer, dict) else None
-        if isinstance(results, dict) and "folder" in results:
-            results["folder"] = f"{self.master}:{results['folder']}"
-            for part in results.get("parts") or ():
-                part["path"] = f"{self.master}:{part['path']}"
-        return answer
-
-    def _as_account(self, body: Any) -> Any:
-        """Who asks is the account there, whatever the user is called here."""
-        if not isinstance(body, Mapping):
-            return body
-        found = {**body}
-        if "user" in found:
-            found["user"] = self.link.banner.user
-        for name in ("submit", "jobs"):
-            inner = found.get(name)
-            if isinstance(inner, Mapping):
-                found[name] = self._as_account(inner)
-            elif isinstance(inner, list):
-                found[name] = [self._as_account(one) for one in inner]
-        return found
-
-
-def _headers(key: str) -> dict[str, str]:
-    machine = re.sub(r"[^0-9A-Za-z._-]", "-", socket.gethostname())[:64] or "unknown"
-    return {_HEADER: f"{key} {machine}"}
-
-
-def _endless() -> UgroError:
-    return UgroError(f"the agent asks for more than {_MOST_ASKED} files", hint="put them into a folder of the job")
+        to = Master(master) if isinstance(master, str) else master
+        self.reach = RemoteAgent(to, own, on_wait=on_wait, on_link=on_link)

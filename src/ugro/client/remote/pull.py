@@ -68,7 +68,7 @@ class RemoteResults:
         same = self._same([one for one in there if _is_of_size(one)])
         differing = [one.to for one in there if one.name not in same]
         if differing and not is_forced:
-            raise Conflict(_conflict(differing))
+            raise Conflict(conflict(differing))
         self.done.same = len(same)
         self.done.seen_bytes = sum(one.size for one in there if one.name in same)
         missing = [one for one in files if one.name not in same]
@@ -224,7 +224,7 @@ def _digest(path: bytes) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _conflict(differing: Sequence[bytes]) -> str:
+def conflict(differing: Sequence[bytes]) -> str:
     named = ", ".join(_shown(path) for path in differing[:_MOST_NAMED])
     more = f" and {len(differing) - _MOST_NAMED} more" if len(differing) > _MOST_NAMED else ""
     return f"{'these differ' if len(differing) > 1 else 'this differs'} there: {named}{more}"

@@ -6,19 +6,21 @@ So files are sent and results are fetched as from another machine, over the team
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
 import ugro
-from ugro.client.client import Client
-from ugro.client.http import connected
+from ugro.client.http import AgentGone, connected
+from ugro.client.reach import Say
+from ugro.client.remote.agent import RemoteAgent
 from ugro.client.remote.banner import Banner
-from ugro.client.remote.client import RemoteClient
 from ugro.client.remote.master import Master
 from ugro.client.remote.relay import AGENT, account
-from ugro.client.team import expect_own, team_agent
+from ugro.client.stopping import STATUS_S
+from ugro.client.team import of_its_owner, team_agent
 from ugro.core.agent import AgentStatus
+from ugro.core.support.codec import decode
+from ugro.core.support.state_dir import StateDir
 
 
 class TeamLink:
@@ -37,22 +39,24 @@ class TeamLink:
         """Each connection is closed by who opened it."""
 
 
-class TeamClient(RemoteClient):
+class TeamAgent(RemoteAgent):
     is_elsewhere = False
 
-    def __init__(self, path: Path, *, on_wait: Callable[[str], None] | None = None) -> None:
+    def __init__(self, path: Path, home: StateDir, *, on_wait: Say | None = None) -> None:
         self._path = path
-        super().__init__(TeamLink(path), on_wait=on_wait)
+        super().__init__(TeamLink(path), home, on_wait=on_wait)
 
-    def twin(self) -> TeamClient:
-        return TeamClient(self._path)
+    def twin(self) -> TeamAgent:
+        return TeamAgent(self._path, self.home)
 
     def agent(self) -> AgentStatus:
         return team_agent(self._connection, self._path)
 
     def running_agent(self) -> AgentStatus | None:
-        return Client.running_agent(self)
+        try:
+            return decode(AgentStatus, self._connection.ask("GET", "/v1/agent", timeout_s=STATUS_S))
+        except AgentGone:
+            return None
 
-    def _refuse(self, what: str) -> NoReturn:
-        expect_own(self._path)
-        raise AssertionError("the socket is a team's")
+    def own(self, what: str) -> NoReturn:
+        raise of_its_owner()

@@ -9,9 +9,10 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import operator
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import Any, TypeVar
 
@@ -37,10 +38,9 @@ def dumps_shown(value: Any, shown: Callable[[Any], Any]) -> str:
 
 
 def _shallow(value: Any) -> Any:
-    if not dataclasses.is_dataclass(value):
-        raise TypeError(f"{type(value).__name__} has no JSON form")
     cls: type = type(value)
-    return {name: getattr(value, name) for name in _names(cls)}
+    names, values_of = _fields(cls)
+    return dict(zip(names, values_of(value), strict=True))
 
 
 # Created once: json.dumps with non-default settings creates a new one on every call.
@@ -54,8 +54,19 @@ def decode(cls: type[T], value: Any) -> T:
 
 
 @functools.cache
-def _names(cls: type) -> tuple[str, ...]:
-    return tuple(field.name for field in dataclasses.fields(cls))
+def _fields(cls: type) -> tuple[tuple[str, ...], Callable[[Any], tuple[Any, ...]]]:
+    """Their names, and what reads all of them at once."""
+    if not dataclasses.is_dataclass(cls):
+        raise TypeError(f"{cls.__name__} has no JSON form")
+    names = tuple(field.name for field in dataclasses.fields(cls))
+    return names, values_getter(names)
+
+
+def values_getter(names: Sequence[str]) -> Callable[[Any], tuple[Any, ...]]:
+    """Reads these attributes; much faster than one by one."""
+    if len(names) > 1:
+        return operator.attrgetter(*names)
+    return lambda value: tuple([getattr(value, name) for name in names])
 
 
 @functools.cache
@@ -120,7 +131,7 @@ def _record(cls: Any) -> Converter:
     def fields() -> list[tuple[str, Converter]]:
         # Resolved with the first value, because a class may refer to itself.
         hints = typing.get_type_hints(cls)
-        return [(name, _converter(hints[name])) for name in _names(cls)]
+        return [(name, _converter(hints[name])) for name in _fields(cls)[0]]
 
     def convert(value: Any) -> Any:
         if not isinstance(value, dict):

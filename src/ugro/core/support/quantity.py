@@ -17,8 +17,14 @@ _BYTES: dict[str, int] = _DECIMAL | _BINARY
 _NUMBER = re.compile(r"[0-9]+(?:\.[0-9]+)?")
 _PART = re.compile(rf"\s*({_NUMBER.pattern})\s*([A-Za-zµμ]+)\s*")
 _MAX_TEXT = 64
+_LONGEST_NUMBER = 18
 # Far above any real duration or size, and still a 64-bit integer.
 _MAX_VALUE = 10**18
+
+
+def is_number(text: str) -> bool:
+    """Whether ``int`` takes it and a database can hold it. For ``int``, "³" is none, although it is a digit."""
+    return text.isascii() and text.isdigit() and len(text) <= _LONGEST_NUMBER
 
 
 def parse_duration(value: str | float) -> float:

@@ -106,7 +106,7 @@ def _about(side: Side) -> Iterator[tuple[str, str]]:
         yield "git", (job.origin.commit or "nothing committed") + (" and changes" if job.origin.is_dirty else "")
         yield "git branch", job.origin.branch or "none"
     yield from ((f"env.{name}", value) for name, value in spec.env)
-    yield "nodes", ", ".join(job.placement.nodes) if job.placement else "none"
+    yield "nodes", ", ".join(job.placement.node_names) if job.placement else "none"
 
 
 def _environment_rows(sides: Sequence[Side]) -> Iterator[Row]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from ugro.core.errors import Unsatisfiable
 from ugro.core.job import ALL_GPUS, ANY_GPUS, Job, JobSpec, Launcher, Resources, places
+from ugro.core.login import node_of
 from ugro.core.plan import NODE_PYTHON
 from ugro.core.support.secret import HIDDEN, is_secret, masked_command
 
@@ -172,7 +173,7 @@ def _words(spec: JobSpec) -> Iterator[Word]:
 def _hosts(job: Job) -> tuple[Host, ...]:
     if job.placement is not None:
         shares = job.placement.shares
-        return tuple(Host(share.node, len(share.gpus) or 1, share.gpus) for share in shares)
+        return tuple(Host(node_of(share.node), len(share.gpus) or 1, share.gpus) for share in shares)
     need = _first(job.spec.resources)
     gpus = 1 if need.gpus_per_node in (ALL_GPUS, ANY_GPUS) else need.gpus_per_node
     return (Host("", gpus or 1, tuple(range(gpus))),) * need.min_nodes

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ugro.core.finding import Finding, Grade
+from ugro.core.login import node_of
 from ugro.core.node import Facts, GpuHolder, Machine, not_used
 
 
@@ -65,7 +66,7 @@ def judge_names(names: Sequence[str], seconds: Mapping[str, str]) -> Iterator[Fi
 
 
 def with_other_holders(facts: Facts, agent: str, node: str) -> Facts:
-    """Names as holders of GPUs only those that are not this agent under this node name."""
+    """Names as holders of GPUs only those that are not this agent on this node, in whichever account of it."""
     if all(gpu.holder is None for gpu in facts.gpus):
         return facts
     gpus = tuple(replace(gpu, holder=_other(gpu.holder, agent, node)) for gpu in facts.gpus)
@@ -73,6 +74,6 @@ def with_other_holders(facts: Facts, agent: str, node: str) -> Facts:
 
 
 def _other(holder: GpuHolder | None, agent: str, node: str) -> GpuHolder | None:
-    if holder is None or (holder.agent == agent and holder.node == node and not holder.is_leftover):
+    if holder is None or (holder.agent == agent and node_of(holder.node) == node and not holder.is_leftover):
         return None
     return replace(holder, is_same_agent=holder.agent == agent)

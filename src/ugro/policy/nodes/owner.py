@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from ugro.core.job import HOLDING_STATES, Job, JobState, Launcher
+from ugro.core.login import node_of
 from ugro.core.owner import OwnerReport, OwnerRule, Then
 
 # Of an equal share of each batch, or of its cores, what a job keeps of a machine whose owner is there.
@@ -71,7 +72,7 @@ def stops(jobs: Iterable[Job], owners: Mapping[str, OwnerReport]) -> Iterator[St
     for job in jobs:
         if not there or job.ending is not None or job.state not in _STOPPED or job.placement is None:
             continue
-        node = next((name for name in job.placement.nodes if name in there), None)
+        node = next((name for name in job.placement.node_names if name in there), None)
         if node is not None:
             yield Stop(job, makes_way(node, there[node]))
 
@@ -85,8 +86,9 @@ def parts(jobs: Iterable[Job], owners: Mapping[str, OwnerReport]) -> Iterator[Pa
         # A training on one node has nobody to leave its share to.
         has_shares = job.spec.launcher is not Launcher.COMMAND and len(job.placement.nodes) > 1
         for share in job.placement.shares:
-            if share.node in shrinking and (has_shares or not share.gpus):
-                part = SMALL_PART if shrinking[share.node].is_there else 1.0
+            owner = shrinking.get(node_of(share.node))
+            if owner is not None and (has_shares or not share.gpus):
+                part = SMALL_PART if owner.is_there else 1.0
                 yield Part(job, share.node, part, is_of_cores=not has_shares)
 
 
@@ -98,5 +100,5 @@ def takes(one: Part) -> str:
     """In words."""
     what = "the cores" if one.is_of_cores else "an equal share of each batch"
     if one.part < 1:
-        return f"the owner of {one.node} is there: it takes {one.part:.0%} of {what} there"
-    return f"it may take all of {what} on {one.node} again"
+        return f"the owner of {node_of(one.node)} is there: it takes {one.part:.0%} of {what} there"
+    return f"it may take all of {what} on {node_of(one.node)} again"

@@ -48,6 +48,15 @@ class Asleep:
 
 
 @dataclass(frozen=True, slots=True)
+class NoLogin:
+    """A person whose jobs cannot start on a node now: there they run in the person's own account."""
+
+    user: str
+    reason: str  # as words after the node's name: "refuses ann: Permission denied"
+    is_lasting: bool = False  # until somebody mends it
+
+
+@dataclass(frozen=True, slots=True)
 class NodeView:
     name: str
     cores: int
@@ -67,6 +76,11 @@ class NodeView:
     is_second_name: bool = False  # another node is the same machine, and is used
     is_named: bool = False  # a job asks for it by name, so it is not like others with the same hardware
     asleep: Asleep | None = None  # None: it is awake
+    is_personal: bool = False  # jobs run in the accounts of their users
+    no_login: tuple[NoLogin, ...] = ()  # of the users whose jobs wait
+
+    def objection_to(self, user: str) -> NoLogin | None:
+        return next((one for one in self.no_login if one.user == user), None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,7 @@ class Need:
     most_gpus: int | None = None  # of a node, if it wants all of them; None: as many as there are
     imports: frozenset[str] = frozenset()  # nodes that lack one of them do not count
     wishes: frozenset[str] = frozenset()  # nodes that lack one of them are used last
+    user: str = ""  # nodes that are closed to this user do not count; empty: no node is to anybody
     _fitting: dict[Shape, int | None] = field(default_factory=dict)
 
     @classmethod
@@ -54,7 +55,7 @@ class Need:
             return mask
 
     def _is_right(self, shape: Shape) -> bool:
-        if self.wants_awake and shape.sleep:
+        if (self.wants_awake and shape.sleep) or self.user in shape.closed_to:
             return False
         if (self.wants_room and shape.is_full) or not self.imports.isdisjoint(shape.lacks):
             return False

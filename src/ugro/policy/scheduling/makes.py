@@ -21,21 +21,37 @@ class Demands:
     """One object per distinct demand: what failed for one job is not tried again for others with the same demand."""
 
     def __init__(self, nodes: Sequence[NodeView]) -> None:
+        self._nodes = nodes
         self._makes = Makes(nodes)
-        self._known: dict[tuple[Resources, bool, tuple[str, ...], bool], Demand] = {}
+        self._makes_of: dict[str, Makes] = {}  # by user, where nodes let in some users and not others
+        self._known: dict[tuple[Resources, bool, tuple[str, ...], bool, str], Demand] = {}
         self._by_kind: dict[Kind, Demand] = {}  # comparing kinds is far cheaper than comparing all that they say
 
     def of(self, kind: Kind) -> Demand:
         known = self._by_kind.get(kind)
         if known is not None:
             return known
-        key = (kind.resources, kind.is_command, kind.imports, kind.is_firm)
+        key = (kind.resources, kind.is_command, kind.imports, kind.is_firm, kind.user)
         demand = self._known.get(key)
         if demand is None:
             wanted = Wanted(kind.imports, kind.is_firm)
-            demand = self._known[key] = Demand(tuple(needs_of(kind.resources, kind.is_command, self._makes, wanted)))
+            needs = needs_of(kind.resources, kind.is_command, self._makes_for(kind.user), wanted)
+            demand = self._known[key] = Demand(tuple(_of_user(need, kind.user) for need in needs))
         self._by_kind[kind] = demand
         return demand
+
+
+    def _makes_for(self, user: str) -> Makes:
+        """Without the nodes that refuse the user. One that is still being tried counts."""
+        if user not in self._makes_of:
+            objections = ((node, node.objection_to(user)) for node in self._nodes)
+            left = [node for node, found in objections if found is None or not found.is_lasting]
+            self._makes_of[user] = Makes(left) if len(left) < len(self._nodes) else self._makes
+        return self._makes_of[user]
+
+
+def _of_user(need: Need, user: str) -> Need:
+    return replace(need, user=user, _fitting={}) if user else need
 
 
 @dataclass(frozen=True, slots=True)

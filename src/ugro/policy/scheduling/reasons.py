@@ -90,11 +90,14 @@ def waits_for_others(demand: Demand, ledger: Ledger) -> Blocked:
     return Blocked(f"needs {demand}; {nearest.text}", _blockers(demand, ledger))
 
 
-def what_is_left_out(nodes: Sequence[NodeView], imports: Collection[str] = ()) -> Iterator[str]:
-    """``imports``: of the job's script."""
+def what_is_left_out(nodes: Sequence[NodeView], imports: Collection[str] = (), user: str = "") -> Iterator[str]:
+    """``imports``: of the job's script. ``user``: whose it is."""
     away = [f"{node.name} {node.unusable}" for node in nodes if node.unusable is not None]
     if away:
         yield names(away)
+    closed = [(node.name, node.objection_to(user)) for node in nodes if node.unusable is None]
+    if words := [f"{name} {one.reason}" for name, one in closed if one is not None]:
+        yield names(words)
     gpus = [(f"GPU {gpu.index} of {node.name}", gpu) for node in nodes for gpu in node.gpus if gpu.is_foreign]
     yield from (f"{name} is used by {gpu.holder}" for name, gpu in gpus if gpu.holder is not None)
     foreign = [name for name, gpu in gpus if gpu.holder is None]
@@ -119,7 +122,8 @@ def _too_few(demand: Demand, ledger: Ledger, capable: int) -> str:
     least = min(need.min_nodes for need in demand.needs)
     found = f"only {capable} of {least} usable nodes can give that" if capable else "no usable node has that"
     imports = {name for need in demand.needs for name in need.imports}
-    return "; ".join([found, *what_is_left_out(ledger.nodes, imports)])
+    user = demand.needs[0].user
+    return "; ".join([found, *what_is_left_out(ledger.nodes, imports, user)])
 
 
 def _blockers(demand: Demand, ledger: Ledger) -> tuple[int, ...]:

@@ -28,6 +28,7 @@ class Shape:
     lacks: frozenset[str] = frozenset()  # modules that its Python does not find
     name: str = ""  # of a node that a job asks for
     sleep: int = 0  # how long until it is awake: 0 is awake, then waking, then asleep
+    closed_to: frozenset[str] = frozenset()  # users whose jobs cannot start there
     by_memory: tuple[int, ...] = field(init=False)  # positions of the GPUs, the smallest first
 
     def __post_init__(self) -> None:
@@ -170,11 +171,12 @@ class Shapes:
         is_full = node.no_room is not None
         name = node.name if node.is_named else ""
         sleep = node.asleep.rank if node.asleep is not None else 0
-        key = (gpus, node.labels, node.cores, is_full, node.lacks, name, sleep)
+        closed_to = frozenset(one.user for one in node.no_login)
+        key = (gpus, node.labels, node.cores, is_full, node.lacks, name, sleep, closed_to)
         shape = self._known.get(key)
         if shape is None:
             labels = frozenset(node.labels)
-            shape = self._known[key] = Shape(gpus, labels, node.cores, is_full, node.lacks, name, sleep)
+            shape = self._known[key] = Shape(gpus, labels, node.cores, is_full, node.lacks, name, sleep, closed_to)
         return shape
 
 

@@ -98,6 +98,7 @@ class _Pass:
     def __init__(self, view: ClusterView, waiting: WaitingJobs | None) -> None:
         self._waiting = WaitingJobs.of(view.waiting, view.ended) if waiting is None else waiting
         self._waiting.end_pauses(view.now)
+        self._waiting.tell_users_apart(any(node.is_personal for node in view.nodes))
         if named := self._waiting.named_nodes():
             view = replace(view, nodes=with_named(view.nodes, named))
         self._view = view

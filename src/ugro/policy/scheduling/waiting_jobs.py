@@ -28,6 +28,7 @@ class Kind:
     grace_s: float
     imports: tuple[str, ...] = ()
     is_firm: bool = False  # without what it imports it fails: nothing installs it first
+    user: str = ""  # whose jobs they are, where nodes let in some users and not others
 
     def end(self, now: float) -> float | None:
         """When a job that starts now has ended at the latest."""
@@ -60,6 +61,7 @@ class WaitingJobs:
         self._followers: dict[int, set[int]] = defaultdict(set)  # the jobs that run after another, by that one
         self._outcomes: dict[int, JobState] = {}  # of those that others follow and that have ended
         self._unknown: set[int] = set()
+        self._tells_users_apart = False
 
     @classmethod
     def of(cls, jobs: Iterable[Waiting], ended: Mapping[int, JobState]) -> WaitingJobs:
@@ -76,6 +78,13 @@ class WaitingJobs:
 
     def __iter__(self) -> Iterator[Waiting]:
         return iter(self._jobs.values())
+
+    def tell_users_apart(self, is_needed: bool) -> None:
+        """Whether jobs of two users may be of one kind: not where a node lets in one of them only."""
+        if is_needed != self._tells_users_apart:
+            self._tells_users_apart = is_needed
+            for job in list(self._jobs.values()):
+                self._move(job)
 
     def named_nodes(self) -> frozenset[str]:
         """The nodes that waiting jobs ask for by name."""
@@ -161,7 +170,7 @@ class WaitingJobs:
         imports = spec.node_imports
         key = (
             spec.resources, spec.launcher is Launcher.COMMAND, spec.time_limit_s, spec.stop.grace_s,
-            imports.names, imports.is_certain and bool(imports.names),
+            imports.names, imports.is_certain and bool(imports.names), job.user if self._tells_users_apart else "",
         )  # fmt: skip
         kind = self._kinds.get(key)
         if kind is None:

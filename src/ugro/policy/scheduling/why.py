@@ -96,8 +96,9 @@ def _details(view: ClusterView, turn: Turn, waiting: WaitingJobs) -> Iterator[st
             yield f"job {number} of {job.user} waits too, with priority {job.spec.priority}"
     if turn.waiting_before:
         yield f"{count_of(len(turn.waiting_before), 'waiting job')} before it in the queue"
-    imports = own.spec.node_imports.names if (own := waiting.get(turn.decision.job)) is not None else ()
-    yield from what_is_left_out(sorted(view.nodes, key=lambda node: node.name), imports)
+    own = waiting.get(turn.decision.job)
+    imports, user = (own.spec.node_imports.names, own.user) if own is not None else ((), "")
+    yield from what_is_left_out(sorted(view.nodes, key=lambda node: node.name), imports, user)
 
 
 def _holder(holder: Holding, now: float) -> str:

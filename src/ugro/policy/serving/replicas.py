@@ -138,7 +138,8 @@ def reason_of(seen: Seen) -> str:
             return f"ready on its node, but the door does not reach it at {seen.probe.host}:{seen.probe.port}"
         if seen.probe is not None:
             return seen.probe.reason
-        return f"waiting for the first word from {', '.join(seen.job.placement.nodes if seen.job.placement else ())}"
+        nodes = seen.job.placement.node_names if seen.job.placement else ()
+        return f"waiting for the first word from {', '.join(nodes)}"
     return last_said(seen.last_lines) or seen.job.reason
 
 

@@ -174,7 +174,7 @@ def _replica(view: View, seen: Seen, stats: DoorStats | None) -> ReplicaReport:
 
 
 def _node(job: Job | None) -> str | None:
-    return job.placement.nodes[0] if job is not None and job.placement is not None else None
+    return job.placement.node_names[0] if job is not None and job.placement is not None else None
 
 
 def _traffic(stats: DoorStats | None) -> Traffic:

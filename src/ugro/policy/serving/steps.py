@@ -102,7 +102,7 @@ def _one_by_one(view: View, steps: list[Step]) -> list[Step]:
     if any(one.job is not None and one.phase is ReplicaPhase.WAITING and one.waits_s < _PLACE_S for one in view.live):
         return others
     held = [one.job.held for one in view.live if one.job is not None and one.job.held is not None]
-    used = tuple(dict.fromkeys(node for placement in held for node in placement.nodes))
+    used = tuple(dict.fromkeys(node for placement in held for node in placement.node_names))
     return [*others, replace(submits[0], avoid=used)]
 
 

@@ -6,12 +6,12 @@ import contextlib
 import errno
 import os
 import random
-import socket
 import time
-from typing import List, NamedTuple, Optional
+from typing import List, NamedTuple
 
 from ugro.remote.identity import user_name
 from ugro.remote.messages import Ports, PortUse
+from ugro.remote.runs.ports import bind_errno
 
 _TIME_WAIT = 6
 _BIND_TRIES = 6
@@ -23,7 +23,7 @@ def ports(numbers: List[int]) -> Ports:
 
 def port_use(port: int) -> PortUse:
     for _ in range(_BIND_TRIES):
-        number = _bind_errno(port)
+        number = bind_errno(port)
         if number is None:
             return PortUse(port, is_free=True)
         if number != errno.EADDRINUSE:
@@ -37,20 +37,6 @@ def port_use(port: int) -> PortUse:
         # Bound but not in use: most likely another node program on this machine that runs the same check.
         time.sleep(random.uniform(0.005, 0.05))
     return PortUse(port, is_free=False)
-
-
-def _bind_errno(port: int) -> Optional[int]:
-    # Without SO_REUSEADDR: with it, Linux lets two sockets bind what only one of them can listen on.
-    for family, address in ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::")):
-        try:
-            with socket.socket(family, socket.SOCK_STREAM) as probe:
-                if family == socket.AF_INET6:
-                    probe.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
-                probe.bind((address, port))
-        except OSError as error:
-            if error.errno not in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL):  # a machine without IPv6
-                return error.errno
-    return None
 
 
 class _Socket(NamedTuple):

@@ -5,7 +5,7 @@ Every source (``nvml``, ``gpu_tools``) fills these in; ``None`` means "not known
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, NamedTuple, Optional, TypedDict
+from typing import Any, Dict, Iterator, List, NamedTuple, Optional, TypedDict
 
 UNKNOWN = "unknown"
 _MOST_PARENTS = 64
@@ -76,7 +76,7 @@ def gpu_process(pid: int, memory_bytes: Optional[int], name: str = UNKNOWN) -> G
     marks = _marks(pid)
     return {
         "pid": pid,
-        "name": _read("/proc/%d/comm" % pid).decode(errors="replace").strip() or name,
+        "name": read("/proc/%d/comm" % pid).decode(errors="replace").strip() or name,
         "memory_bytes": memory_bytes,
         "is_ours": any(name in marks for name in _OURS),
         "job": marks[b"UGRO_JOB"].decode(errors="replace") if b"UGRO_JOB" in marks else None,
@@ -85,27 +85,31 @@ def gpu_process(pid: int, memory_bytes: Optional[int], name: str = UNKNOWN) -> G
 
 def _marks(pid: int) -> dict[bytes, bytes]:
     """Its own, or those of the nearest process above it that has some: `env -i` and sudo take them away."""
+    return next((marks for marks in map(_environment_marks, lineage(pid)) if marks), {})
+
+
+def lineage(pid: int) -> Iterator[int]:
+    """The process, its parent, and so on."""
     for _ in range(_MOST_PARENTS):
-        marks = _environment_marks(pid)
-        if marks or pid <= 1:
-            return marks
+        yield pid
+        if pid <= 1:
+            return
         pid = _parent(pid)
-    return {}
 
 
 def _parent(pid: int) -> int:
     """0 if it is not known."""
     # The name is in brackets and may hold spaces and brackets itself.
-    words = _read("/proc/%d/stat" % pid).rpartition(b")")[2].split()
+    words = read("/proc/%d/stat" % pid).rpartition(b")")[2].split()
     return int(words[1]) if len(words) > 1 and words[1].isdigit() else 0
 
 
 def _environment_marks(pid: int) -> dict[bytes, bytes]:
-    entries = _read("/proc/%d/environ" % pid).split(b"\0")
+    entries = read("/proc/%d/environ" % pid).split(b"\0")
     return dict(entry.split(b"=", 1) for entry in entries if entry.startswith(_MARKS))
 
 
-def _read(path: str) -> bytes:
+def read(path: str) -> bytes:
     try:
         with open(path, "rb") as file:
             return file.read()

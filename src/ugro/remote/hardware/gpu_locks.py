@@ -8,6 +8,9 @@ was restarted since.
 
 Runs of one group may share a GPU. Each holds the lock of a seat, a file of its own, and takes it while it holds the
 GPU's own lock for a moment; who wants the whole GPU holds that, and finds no seat taken.
+
+Other accounts of the machine do not see these files. Who takes a GPU or a seat also makes a claim (``gpu_claims``),
+which all of them see; it ends with the supervisor, even if processes of the run are left. Accounts share no GPU.
 """
 
 from __future__ import annotations
@@ -19,26 +22,24 @@ import json
 import os
 import stat
 import time
-from typing import Any, Dict, Iterator, List, NamedTuple, Optional
+from typing import Dict, Iterable, Iterator, List, NamedTuple, Optional
 
 from ugro.remote import durable
 from ugro.remote.clock import boot_id
+from ugro.remote.hardware import gpu_claims
+from ugro.remote.hardware.gpu_claims import MOST_SHARES, Claims, ClaimTable, Record, Taken
 from ugro.remote.identity import file_name, machine_id
 from ugro.remote.process import terminate
 from ugro.remote.program import Refused
 
 BUSY = "gpu-busy"
-_LOCK_S = 0.5  # those who only look hold a lock for a moment
+_LOCK_S = 0.5  # those who only look hold a lock for a moment, and those who take a seat the GPU's claim
+_PAUSE_S = 0.02
 _MOST_BYTES = 16 * 1024
 _HOME = "~/.local/state/ugro"
 # The home folder is none that we could ever write to; any other error may pass, and must not make us look elsewhere.
 _NO_HOME = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR)
 _OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
-
-Record = Dict[str, Any]
-
-
-MOST_SHARES = 16  # runs on one GPU
 
 
 class Sharing(NamedTuple):
@@ -56,6 +57,7 @@ class GpuLocks:
 
     def __init__(self) -> None:
         self._files: List[int] = []
+        self._claims = Claims()
 
     def take(
         self, devices: List[Device], root: str, record: Record, share: Optional[Sharing] = None
@@ -70,6 +72,7 @@ class GpuLocks:
         own = {"boot_id": boot_id(), "cgroup": terminate.own_cgroup(), "since": time.time(), **record}
         folder = _make_folder(root)
         try:
+            self._claims.publish(own)
             for _, device in sorted(known.items()):
                 if share is None:
                     self._take(folder, device, own)
@@ -85,6 +88,7 @@ class GpuLocks:
         file = _locked(folder, device, own)
         try:
             _expect_no_seats(folder, device, own)
+            self._claims.keep(_claimed(device, own))
             _write(file, json.dumps(own).encode())
         except (OSError, Refused):
             os.close(file)
@@ -93,23 +97,43 @@ class GpuLocks:
 
     def _take_seat(self, folder: int, device: Device, own: Record, share: Sharing) -> None:
         """The lock of the GPU itself is held meanwhile, so nobody else takes it or a seat of it."""
-        file = _locked(folder, device, own)
+        held = [_locked(folder, device, own)]
         try:
             _expect_no_seats(folder, device, own)
-            for number in range(share.most):
-                seat = _open(folder, _seat(device.uuid, number), os.O_CREAT)
-                # Free, but for those who only look.
-                if _is_free(seat) and durable.lock_within(seat, fcntl.LOCK_EX, _LOCK_S):
-                    self._files.append(seat)
-                    _write(seat, json.dumps(own).encode())
-                    return
-                os.close(seat)
+            claim = _claimed(device, own, _seats_in_use(folder, device.uuid))
+            held += [] if claim is None else [claim]
+            if any(self._sit_down(folder, device.uuid, number, own) for number in range(share.most)):
+                return
             raise Refused(BUSY, "GPU %d is used by %d others of its group" % (device.number, share.most))
         finally:
-            os.close(file)
+            for one in held:
+                os.close(one)
+
+    def _sit_down(self, folder: int, uuid: str, number: int, own: Record) -> bool:
+        """False if somebody has the seat."""
+        seat = _open(folder, _seat(uuid, number), os.O_CREAT)
+        try:
+            # Free, but for those who only look.
+            if _is_free(seat) and durable.lock_within(seat, fcntl.LOCK_EX, _LOCK_S):
+                self._claims.keep(gpu_claims.seat(uuid, number))
+                _write(seat, json.dumps(own).encode())
+                self._files.append(seat)
+                return True
+        except Taken:  # by a process that is just ending
+            pass
+        except OSError:
+            os.close(seat)
+            raise
+        os.close(seat)
+        return False
+
+    def hear(self) -> None:
+        """Now and then: there is room for those who want to know who has the GPUs."""
+        self._claims.hear()
 
     def release(self, *, is_over: bool) -> None:
         """``is_over``: no process of the run is left. Otherwise the records stay, and the next taker looks for some."""
+        self._claims.release()  # who finds a file's lock free finds the claim free, too
         files, self._files = self._files, []
         for file in files:
             with contextlib.suppress(OSError):
@@ -134,15 +158,32 @@ def _locked(folder: int, device: Device, own: Record) -> int:
     return file
 
 
+def _claimed(device: Device, own: Record, own_seats: Iterable[int] = ()) -> Optional[int]:
+    """The GPU's claim, which no other account has. ``own_seats`` are those that runs of this account have."""
+    deadline = time.monotonic() + _LOCK_S
+    while True:
+        try:
+            return gpu_claims.held(device.uuid, own_seats)
+        except Taken as taken:
+            if time.monotonic() >= deadline:
+                claims = ClaimTable()
+                claims.look()
+                how = "shared" if taken.is_seat else "used"
+                words = _words(claims.who(taken.name), own, is_held=True)
+                raise Refused(BUSY, "GPU %d is %s by %s" % (device.number, how, words)) from None
+        time.sleep(_PAUSE_S)
+
+
 class Holders:
     """Who has which GPU, for those who only look."""
 
-    def __init__(self, root: str) -> None:
+    def __init__(self, root: str, claims: ClaimTable) -> None:
         self._root = root
+        self._claims = claims
         self._over: Dict[str, Record] = {}  # by UUID, the record of a run that is known to be over
 
     def of(self, uuid: str) -> Optional[Record]:
-        """None when the GPU is free, or has no lock."""
+        """None when the GPU is free, or has no lock. Of other accounts: as of the last look at their claims."""
         for path in _folders(self._root) if uuid else ():
             with contextlib.suppress(OSError, Refused):
                 folder = _open_folder(path)
@@ -152,7 +193,7 @@ class Holders:
                     os.close(folder)
                 if holder is not None:
                     return holder
-        return None
+        return self._claims.holder(uuid) if uuid else None
 
     def _in_seats(self, folder: int, uuid: str) -> Optional[Record]:
         """One of those that share it: they are of one group."""
@@ -206,6 +247,20 @@ def _expect_no_seats(folder: int, device: Device, own: Record) -> None:
                 os.close(seat)
 
 
+def _seats_in_use(folder: int, uuid: str) -> List[int]:
+    """Those whose lock a process of this account has."""
+    found: List[int] = []
+    with contextlib.suppress(FileNotFoundError):
+        for number in range(MOST_SHARES):
+            seat = _open(folder, _seat(uuid, number), 0)
+            try:
+                if not durable.lock_within(seat, fcntl.LOCK_SH, 0):
+                    found.append(number)
+            finally:
+                os.close(seat)
+    return found
+
+
 def _is_free(seat: int) -> bool:
     """Nobody holds it, and what has held it is over."""
     is_held = not durable.lock_within(seat, fcntl.LOCK_SH, 0)
@@ -216,6 +271,8 @@ def _is_free(seat: int) -> bool:
 def _words(record: Record, own: Record, is_held: bool) -> str:
     if not record:
         return "another run that is starting"
+    if not record.get("job") and not record.get("since"):  # a claim that nothing is said about
+        return "a process of %s" % ("user %s" % record["user"] if record.get("user") else "another account")
     since = time.strftime("%H:%M UTC", time.gmtime(float(record.get("since") or 0)))
     what = "job %s" % record.get("job") if record.get("job") else "a measurement"
     is_same_agent = record.get("agent") == own.get("agent")

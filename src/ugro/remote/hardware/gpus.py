@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import os
-from typing import List, Optional, Protocol, Sequence, Tuple, TypedDict
+from typing import Callable, List, Optional, Protocol, Sequence, Tuple, TypedDict
 
+from ugro.remote.hardware.gpu_claims import ClaimTable
 from ugro.remote.hardware.gpu_facts import Gpu, Reading, SourceAbsentError, SourceError
 from ugro.remote.hardware.gpu_locks import Holders
 from ugro.remote.hardware.gpu_tools import AmdSmi, NvidiaSmi, RocmSmi
@@ -33,18 +34,35 @@ class Answer(TypedDict):
 
 def serve(stdin_fd: int, stdout_fd: int, root: str) -> None:
     """One answer per line read, until the end of input. ``root`` is UGRO's folder on this node."""
-    holders = Holders(root)
-    found = sources()
+    claims = ClaimTable()
+    holders, sample = Holders(root, claims), sampling(claims)
     while True:
         requests = os.read(stdin_fd, 4096)
         if not requests:
             return
         for _ in range(requests.count(b"\n")):
-            answer = found.sample()
+            answer = sample()
             for gpu in answer["gpus"]:
                 gpu["holder"] = holders.of(gpu["uuid"])
             if not _write(stdout_fd, json.dumps(answer).encode() + b"\n"):
                 return
+
+
+def sampling(claims: ClaimTable) -> Callable[[], Answer]:
+    """Readings that know processes of jobs in other accounts by the claims, whose environment cannot be read."""
+    found = sources()
+
+    def sample() -> Answer:
+        answer = found.sample()
+        if answer["gpus"]:
+            claims.look()
+        for process in [one for gpu in answer["gpus"] for one in gpu["processes"] if not one["is_ours"]]:
+            run = claims.run_above(process["pid"])
+            if run is not None:
+                process["is_ours"], process["job"] = True, run["job"] or None
+        return answer
+
+    return sample
 
 
 def sources() -> Sources:

@@ -58,9 +58,10 @@ def _people() -> List[Source]:
 
 
 def _gpus() -> List[Source]:
-    from ugro.remote.hardware.gpus import sources
+    from ugro.remote.hardware.gpu_claims import ClaimTable
+    from ugro.remote.hardware.gpus import sampling
 
-    return [GpuUsers(sources().sample)]
+    return [GpuUsers(sampling(ClaimTable()))]
 
 
 SOURCES: Dict[str, Callable[[], List[Source]]] = {"active": _people, "gpu_busy": _gpus}

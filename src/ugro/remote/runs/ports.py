@@ -34,7 +34,7 @@ def reserve(run: RunDir, count: int, preferred: Optional[int] = None) -> List[in
         for port in others if preferred is None else [preferred, *others]:
             if len(ports) >= count:
                 break
-            if not os.path.exists(os.path.join(folder, str(port))) and is_free(port):
+            if not os.path.exists(os.path.join(folder, str(port))) and bind_errno(port) is None:
                 durable.write_json(os.path.join(folder, str(port)), {"run": run.name, "boot_id": boot_id()})
                 ports.append(port)
     if len(ports) < count:
@@ -54,7 +54,8 @@ def owned(run: RunDir) -> List[int]:
     return [port for port in _all(run.agent) if _owner(run.agent, port).get("run") == run.name]
 
 
-def is_free(port: int) -> bool:
+def bind_errno(port: int) -> Optional[int]:
+    """None: it is free."""
     import socket  # most runs want no port
 
     # Without SO_REUSEADDR: with it, Linux lets two sockets bind what only one of them can listen on.
@@ -66,8 +67,8 @@ def is_free(port: int) -> bool:
                 probe.bind((address, port))
         except OSError as error:
             if error.errno not in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL):  # a machine without IPv6
-                return False
-    return True
+                return error.errno
+    return None
 
 
 def _candidates() -> range:

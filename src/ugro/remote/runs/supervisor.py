@@ -230,6 +230,7 @@ class Supervisor:
         self._oom.sample()
         for run in self._lives.values():
             run.life.trim_logs()
+            run.claimed.gpus.hear()
             if run.life.look_at_members():
                 self._tell_change(run)
             if run.claimed.is_lease_over():

@@ -8,7 +8,8 @@ import signal
 from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 from ugro.remote import trees
-from ugro.remote.hardware.gpu_locks import MOST_SHARES, Device, Sharing
+from ugro.remote.hardware.gpu_claims import MOST_SHARES
+from ugro.remote.hardware.gpu_locks import Device, Sharing
 
 GRACE_S = 15.0
 MAX_GRACE_S = 3600.0

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import base64
+import json
 from collections.abc import Sequence
 from typing import Protocol
-from urllib.parse import urlencode, urlsplit
+from urllib.parse import urlencode
 
 import ugro
 from ugro.config.export import ExportSection, InfluxKeys, OtlpKeys
@@ -13,15 +14,20 @@ from ugro.telemetry.channels import post, secret
 from ugro.telemetry.export.encoding import Sample, as_lines, as_otlp
 
 _TIMEOUT_S = 20.0
+_PATH = "/v1/metrics"  # of OTLP
 
 
 class Destination(Protocol):
-    """``send`` blocks, and raises SendFailure."""
-
     @property
     def name(self) -> str: ...
 
-    def send(self, samples: Sequence[Sample], cluster: str) -> None: ...
+    def send(self, samples: Sequence[Sample], cluster: str) -> int:
+        """Blocks, and raises SendFailure. Returns how many points the server did not take, for good."""
+        ...
+
+    def will_never_take(self, status: int) -> bool:
+        """Whether a request with this answer is not to be repeated."""
+        ...
 
 
 def destinations(section: ExportSection) -> list[Destination]:
@@ -39,10 +45,14 @@ class Influx:
     def __init__(self, keys: InfluxKeys) -> None:
         self._keys = keys
 
-    def send(self, samples: Sequence[Sample], cluster: str) -> None:
+    def send(self, samples: Sequence[Sample], cluster: str) -> int:
         body = as_lines(samples, cluster)
         if body:
             post(f"export to {self.name}", self._address(), body, self._headers(), _TIMEOUT_S)
+        return 0
+
+    def will_never_take(self, status: int) -> bool:
+        return status in (400, 413, 422)
 
     def _address(self) -> str:
         keys = self._keys
@@ -69,16 +79,29 @@ class Otlp:
     def __init__(self, keys: OtlpKeys) -> None:
         self._keys = keys
 
-    def send(self, samples: Sequence[Sample], cluster: str) -> None:
+    def send(self, samples: Sequence[Sample], cluster: str) -> int:
         headers = _headers("application/json")
         if self._keys.token_file is not None:
             headers["Authorization"] = f"Bearer {secret(f'export to {self.name}', self._keys.token_file)}"
         body = as_otlp(samples, cluster, ugro.__version__)
-        post(f"export to {self.name}", self._address(), body, headers, _TIMEOUT_S)
+        return _rejected(post(f"export to {self.name}", self._address(), body, headers, _TIMEOUT_S))
+
+    def will_never_take(self, status: int) -> bool:
+        """The specification names the answers that may be repeated."""
+        return status >= 400 and status not in (429, 502, 503, 504)
 
     def _address(self) -> str:
-        endpoint = self._keys.endpoint
-        return endpoint if urlsplit(endpoint).path.strip("/") else f"{endpoint.rstrip('/')}/v1/metrics"
+        endpoint = self._keys.endpoint.rstrip("/")
+        return endpoint if endpoint.endswith(_PATH) else endpoint + _PATH
+
+
+def _rejected(answer: bytes) -> int:
+    """Of a partial success. A receiver may answer with nothing, and what is no such document rejects nothing."""
+    try:
+        found = json.loads(answer)
+        return max(0, int(found["partialSuccess"]["rejectedDataPoints"]))
+    except (ValueError, TypeError, LookupError):
+        return 0
 
 
 def _headers(content_type: str) -> dict[str, str]:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from ugro.telemetry.metricstore import JOB, NODE
 
 _NS_PER_MS = 1_000_000
+_LATEST_MS = (1 << 63) // _NS_PER_MS - 1  # in nanoseconds, InfluxDB has 63 bits and OTLP 64: the year 2262
 _CONTROL = {code: " " for code in (*range(32), 127)}
 _ESCAPED = str.maketrans({",": r"\,", " ": r"\ ", "=": r"\="})
 _LONGEST = 256
@@ -26,8 +27,8 @@ class Sample(NamedTuple):
 
     @property
     def is_sendable(self) -> bool:
-        """Neither format has a number that is none."""
-        return math.isfinite(self.value) and bool(self.key)
+        """Neither format has a number that is none, or any time. One such point, and a server refuses all with it."""
+        return math.isfinite(self.value) and bool(self.key) and 0 <= self.time_ms < _LATEST_MS
 
 
 def as_lines(samples: Iterable[Sample], cluster: str) -> bytes:

@@ -58,7 +58,7 @@ def add_cluster_pages(app: FastAPI, site: Site) -> None:
 
     @app.get("/nodes/{name}")
     async def node(request: Request, name: str, hours: Annotated[int, Query(ge=1, le=24)] = 1) -> Response:
-        site.agent.cluster.inventory.get(name)
+        site.agent.cluster.inventory.named(name)
         row = next(row for row in await overview.rows() if row.name == name)
         monitor = site.agent.monitoring.monitor
         return await site.render(
@@ -69,8 +69,8 @@ def add_cluster_pages(app: FastAPI, site: Site) -> None:
             watched=next(one for one in monitor.watched() if one.name == name),
             alerts=[alert for alert in monitor.alerts() if alert.node == name],
             jobs=_jobs_on(site.agent, row),
-            spec=site.agent.cluster.inventory.get(name).spec,
-            environments=await site.agent.kept_environments.seen(site.agent.cluster.inventory.get(name)),
+            spec=site.agent.cluster.inventory.named(name).spec,
+            environments=await site.agent.kept_environments.seen(site.agent.cluster.inventory.named(name)),
             short=SHORT,
             hours=hours,
             all_hours=HOURS,

@@ -18,6 +18,7 @@ from ugro.agent.artifacts.log_stream import ranks_of
 from ugro.core.errors import NotFound, UgroError, UsageError
 from ugro.core.job import Job
 from ugro.core.support.codec import dumps
+from ugro.core.support.quantity import is_number
 from ugro.web.logs.pages import Logs, cursor_at, page_after, page_before
 from ugro.web.logs.search import END, Position, find, line_after
 from ugro.web.site import Site
@@ -147,10 +148,6 @@ def _position(text: str, logs: Logs) -> Position:
 
 def _parsed(text: str) -> Position:
     rank, colon, offset = text.partition(":")
-    if not (colon and _is_number(rank) and _is_number(offset)):
+    if not (colon and is_number(rank) and is_number(offset)):
         raise UsageError(f"expected RANK:OFFSET, got {text:.60}")
     return Position(int(rank), int(offset))
-
-
-def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdigit() and len(text) <= 18

@@ -9,6 +9,7 @@ from typing import Any
 from ugro.core.errors import UsageError
 from ugro.core.experiment import Experiment
 from ugro.core.metrics import main_loss
+from ugro.core.support.quantity import is_number
 from ugro.policy.experiments.columns import metric_order
 from ugro.policy.experiments.comparison import METRIC, Row
 from ugro.policy.experiments.table import BY_CONFIGURATION, BY_NAME, groups_of
@@ -47,7 +48,7 @@ def chosen(words: Sequence[str]) -> list[int]:
     for word in ",".join(words).replace(" ", "").split(","):
         if not word:
             continue
-        if not word.isdigit() or len(word) > 18:
+        if not is_number(word):
             raise UsageError(f"{word!r:.60} is not a job number", hint="example: /compare?jobs=12,13")
         found[int(word)] = None
     if len(found) > MOST_COMPARED:

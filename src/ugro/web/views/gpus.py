@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from ugro.config.schema import Alerts
 from ugro.core.job import Job, Launcher, Share
+from ugro.core.login import node_of
 from ugro.core.node import Gpu, GpuProcess, Status
 from ugro.web.views.overview import NodeRow
 
@@ -83,7 +84,7 @@ def holders(jobs: Iterable[Job]) -> dict[tuple[str, int], Holder]:
         for share in job.held.shares if job.held else ():
             for local, gpu in enumerate(share.gpus):
                 rank = None if job.spec.launcher is Launcher.COMMAND else first + local
-                found[share.node, gpu] = Holder(job, rank)
+                found[node_of(share.node), gpu] = Holder(job, rank)
             first += _processes(share)
     return found
 

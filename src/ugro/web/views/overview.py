@@ -205,7 +205,7 @@ def _words_of(row: NodeRow) -> str:
 def jobs_by_node(jobs: Iterable[Job]) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
     for job in jobs:
-        for name in job.placement.nodes if job.placement else ():
+        for name in job.placement.node_names if job.placement else ():
             found.setdefault(name, []).append(job.id)
     return found
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from ugro.agent.engine.failure_facts import exits_of
 from ugro.core.failure import Failure, RankExit
 from ugro.core.job import HOLDING_STATES, Job, JobState, Launcher, ranges
+from ugro.core.login import node_of
 from ugro.core.support.signals import signal_name
 from ugro.nodes.runs import RunStatus
 from ugro.policy.lifecycle.attempt import NodeRun, RunState
@@ -60,7 +61,7 @@ def rank_rows(job: Job, nodes: Mapping[int, str], known: Known) -> list[RankRow]
             state = "failed"
         gpus = _gpus(job, node, seen[node])
         seen[node] += 1
-        rows.append(RankRow(rank, node, gpus, state, words, steps.get(rank), rank == culprit))
+        rows.append(RankRow(rank, node_of(node), gpus, state, words, steps.get(rank), rank == culprit))
     return rows
 
 

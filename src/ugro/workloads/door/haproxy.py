@@ -31,6 +31,8 @@ _COMMAND_S = 10.0
 _START_S = 20.0
 _REMOVE_S = 5.0  # until connections that were kept open are closed
 _PAUSE_S = 0.05
+_SIGN_OF_LIFE_S = 2.0
+_HUNG_S = 20.0  # more than a busy machine takes
 _MOST_THREADS = 4
 _NO_SERVER = "No such server"
 
@@ -48,16 +50,19 @@ class HAProxy:
         self._process: subprocess.Popen[bytes] | None = None
         self._asking = asyncio.Lock()
         self._certificate = ""
+        self._has_answered = False  # since it was started
         self.started_at = 0.0
 
     # --- the process -----------------------------------------------------------------------------------------------
 
     async def start(self, records: Records) -> None:
         """Returns when it answers. Raises RefusedError if it does not accept its configuration."""
+        self._has_answered = False
         self._write(records)
         self._spawn()
         self.started_at = time.time()
         await self._wait_for_answer()
+        self._has_answered = True
         for server in records.servers.values():
             if server["is_draining"]:
                 await self.set_state(server, "drain")
@@ -66,6 +71,30 @@ class HAProxy:
         """Its exit code."""
         assert self._process is not None
         return await asyncio.to_thread(self._process.wait)
+
+    async def mend(self) -> str | None:
+        """Continues one that was stopped, and kills one that does not answer; what was done, in words."""
+        process, deadline, was_stopped = self._process, time.monotonic() + _HUNG_S, False
+        if process is None or not self._has_answered:
+            return None
+        while not await self._lives():
+            if process is not self._process or process.poll() is not None:
+                return None  # it has ended, and is started again
+            if time.monotonic() > deadline:
+                process.kill()
+                return f"HAProxy has not answered for {_HUNG_S:g} s; it is killed"
+            if _is_stopped(process.pid):
+                was_stopped = True
+                process.send_signal(signal.SIGCONT)
+            await asyncio.sleep(_PAUSE_S)
+        return "HAProxy was stopped; it is continued" if was_stopped else None
+
+    async def _lives(self) -> bool:
+        """Not by ``ask``: that may wait for an answer to somebody else."""
+        try:
+            return bool(await asyncio.wait_for(_answer("show info"), _SIGN_OF_LIFE_S))
+        except (OSError, TimedOutError):
+            return False
 
     async def end(self, grace_s: float) -> None:
         """Requests that it has may finish."""
@@ -120,12 +149,7 @@ class HAProxy:
     async def ask(self, command: str) -> str:
         """One command; its answer."""
         async with self._asking:
-            reader, writer = await asyncio.wait_for(asyncio.open_unix_connection("admin"), _COMMAND_S)
-            try:
-                writer.write(command.encode() + b"\n")
-                answer = await asyncio.wait_for(reader.read(-1), _COMMAND_S)
-            finally:
-                writer.close()
+            answer = await asyncio.wait_for(_answer(command), _COMMAND_S)
         if not answer:
             raise FailedError("HAProxy has ended")
         return answer.decode("utf-8", "replace").strip()
@@ -206,6 +230,23 @@ class HAProxy:
     async def _expect_nothing(self, command: str) -> None:
         if answer := await self.ask(command):
             raise FailedError(answer)
+
+
+async def _answer(command: str) -> bytes:
+    reader, writer = await asyncio.open_unix_connection("admin")
+    try:
+        writer.write(command.encode() + b"\n")
+        return await reader.read(-1)
+    finally:
+        writer.close()
+
+
+def _is_stopped(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b") ")[2].startswith(b"T")
+    except OSError:
+        return False
 
 
 def _write(path: str, text: str) -> None:

@@ -37,6 +37,7 @@ _CALM_S = 10.0  # who lived longer than that is started again at once
 _LONGEST_PAUSE_S = 5.0
 _READ_LOG_S = 0.05
 _CERTIFICATE_S = 10.0
+_LOOK_S = 2.0
 _KEPT_S = 2.0  # beyond what requests get at the end
 _ENDING = (signal.SIGTERM, signal.SIGINT)
 
@@ -147,6 +148,7 @@ class Second:
         tasks: list[asyncio.Task[Any]] = [
             loop.create_task(ending.wait()),
             loop.create_task(self._keep_running()),
+            loop.create_task(self._watch()),
             loop.create_task(self._control.run(self._sockets.control)),
         ]
         if self._settings["wait_s"]:
@@ -177,6 +179,13 @@ class Second:
             await asyncio.sleep(pause_s)
             async with self._control.lock:
                 await self._haproxy.start(self._records)
+
+    async def _watch(self) -> None:
+        """One that is stopped or hangs does not end by itself."""
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            if (done := await self._haproxy.mend()) is not None:
+                say(done)
 
     async def _renew_certificate(self) -> None:
         while True:

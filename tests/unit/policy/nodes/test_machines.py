@@ -124,11 +124,18 @@ def test_only_strangers_are_named_as_holders() -> None:
         replace(own, node="gpu1-lan"),
         replace(own, is_leftover=True),  # of a job of ours whose processes have not ended
     ]
-    seen = with_other_holders(facts(None, own, *strangers), "me", "gpu1")
+    elsewhere = replace(own, node="ann@gpu1")  # in the account of a person
+    strangers.append(replace(own, node="ann@gpu2"))
+    strangers += [GpuHolder("", "", "", 0, user, 0.0) for user in ("eve", "")]
+    seen = with_other_holders(facts(None, own, elsewhere, *strangers), "me", "gpu1")
     assert [str(gpu.holder) if gpu.holder else None for gpu in seen.gpus] == [
+        None,
         None,
         None,
         "job 7 of another agent (user ann, since 00:00 UTC)",
         "job 7 on gpu1-lan (user ann, since 00:00 UTC)",
         "processes that are left of job 7 on gpu1 (user ann, since 00:00 UTC)",
+        "job 7 on ann@gpu2 (user ann, since 00:00 UTC)",
+        "a process of user eve",
+        "a process of another account",
     ]

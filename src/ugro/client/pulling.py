@@ -1,4 +1,7 @@
-"""Copies the results of a job to a folder: equal files are skipped, different ones are not overwritten."""
+"""``client.pull``: copies the results of a job to a folder of this machine, from wherever the agent keeps them.
+
+Equal files are skipped, different ones are not overwritten.
+"""
 
 from __future__ import annotations
 
@@ -6,29 +9,62 @@ import contextlib
 import os
 import secrets
 import stat
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from ugro.cli.untrusted import file_name
-from ugro.client.remote.pull import Conflict, Pulled
-from ugro.core.errors import NotAllowed
-from ugro.core.results import JobResults, Part
+from ugro.client.remote.pull import Conflict, Pulled, RemoteResults, conflict
+from ugro.core.errors import NotAllowed, UgroError
+from ugro.core.job import Job
+from ugro.core.results import JobResults, Part, ResultState
+
+if TYPE_CHECKING:
+    from ugro.client.client import Client
 
 _PIECE_BYTES = 1 << 20
-_MOST_NAMED = 5
+_LOOK_S = 0.3
 _TIMES = b".times"  # the index beside a log
 
 
-def pull(results: JobResults, target: Path, *, is_forced: bool, on_progress: Callable[[Pulled], None]) -> Pulled:
+def arrived(
+    client: Client, word: str | int, attempt: int | None, on_wait: Callable[[JobResults], None]
+) -> tuple[Job, JobResults]:
+    """Waits until the results are collected; ``last`` stays the same job."""
+    job, made = client.jobs.results(word, attempt=attempt)
+    while made.state is ResultState.COMING:
+        on_wait(made)
+        time.sleep(_LOOK_S)
+        job, made = client.jobs.results(job.id, attempt=attempt)
+    return job, made
+
+
+def pull(
+    client: Client, made: JobResults, target: Path, *, is_forced: bool, on_progress: Callable[[Pulled], None]
+) -> Pulled:
+    if made.state is ResultState.REMOVED:
+        raise NotAllowed(f"the results of job {made.job} were removed")
+    try:
+        if client.master is None:
+            return _copied(made, target, is_forced=is_forced, on_progress=on_progress)
+        remote = RemoteResults(client, made.job, made.attempt, on_progress)
+        return remote.pull(os.fsencode(target), is_forced=is_forced)
+    except Conflict as error:
+        raise UgroError(str(error), hint="overwrite them with --force, or choose another directory") from error
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        hint = "the files copied so far are complete; try again"
+        raise UgroError(f"cannot copy to {target}: {reason}", hint=hint) from error
+
+
+def _copied(results: JobResults, target: Path, *, is_forced: bool, on_progress: Callable[[Pulled], None]) -> Pulled:
     _expect_readable(results.parts)
     done = Pulled()
     pairs = [pair for part in results.parts for pair in _pairs(part, os.fsencode(target))]
     is_there = [_is_same(source, to) for source, to in pairs]
     differing = [to for (_, to), same in zip(pairs, is_there, strict=True) if same is False]
     if differing and not is_forced:
-        named = ", ".join(file_name(os.fsdecode(path)) for path in differing[:_MOST_NAMED])
-        more = f" and {len(differing) - _MOST_NAMED} more" if len(differing) > _MOST_NAMED else ""
-        raise Conflict(f"{'these differ' if len(differing) > 1 else 'this differs'} there: {named}{more}")
+        raise Conflict(conflict(differing))
     for (source, to), same in zip(pairs, is_there, strict=True):
         if same:
             done.same += 1

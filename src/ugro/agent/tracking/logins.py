@@ -1,0 +1,193 @@
+"""Links to nodes in the accounts of users, where the configuration says ``account``: opened for those who have jobs.
+
+A login is kept while a job holds devices through it, a job of its user waits, or it may have something of a job; later
+it is closed. Every login that a job was ever started through is recorded, and an agent that starts asks those that were
+not found empty since. The same when a node is new, or back: a run may have been left there.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
+from functools import lru_cache
+from typing import NamedTuple
+
+from ugro.agent.tracking.run_tracker import RunTracker
+from ugro.config.names import is_user
+from ugro.core.job import Job, Placement
+from ugro.core.login import USER, account_of, login_name, node_of
+from ugro.nodes.diagnosis import LASTING_CAUSES
+from ugro.nodes.node import Node
+from ugro.policy.scheduling.cluster_view import NoLogin
+
+_IDLE_S = 600.0
+_LOOK_S = 1.0  # how often idle ones are looked for
+_MOST_ACCOUNTS = 1 << 16  # of users on nodes, kept in memory: the engine asks for all of them many times a second
+
+
+class _Account(NamedTuple):
+    """Of a user on a node."""
+
+    name: str
+    login: str
+    is_valid: bool  # whether ssh can be given it: users have names that their systems allow
+
+
+class Logins:
+    def __init__(self, watch: RunTracker, idle_s: float = _IDLE_S) -> None:
+        self._inventory = watch.inventory
+        self._watch = watch
+        self._idle_s = idle_s
+        self._used: set[str] = set()  # every login that a job was started through
+        self._unclear: set[str] = set()  # those of them that may have something of a job
+        self._unheard: set[str] = set()  # those of them that have to be asked
+        self._needed_at: dict[str, float] = {}
+        self._refused: dict[str, NoLogin] = {}  # those that were refused for good while their nodes were awake
+        self._nodes: dict[str, Node] = {}  # at the last look
+        self._looked_at = float("-inf")
+        self._clear: Callable[[str], Awaitable[None]] = _forget
+        self._inventory.knows_login = self._used.__contains__
+
+    def remember(self, recorded: Mapping[str, bool], clear: Callable[[str], Awaitable[None]]) -> None:
+        """Those of agents before this one, and whether they are clear: the others are asked what runs there.
+
+        ``clear`` records that one has nothing.
+        """
+        self._used.update(recorded)
+        self._unclear.update(name for name, is_clear in recorded.items() if not is_clear)
+        self._clear = clear
+
+    def placed(self, placement: Placement) -> None:
+        names = {name for name in placement.nodes if account_of(name)}
+        self._used |= names
+        self._unclear |= names
+
+    def keep_up(self, holding: Iterable[Job], waiting: Collection[str]) -> list[str]:
+        """Opens what is needed; returns what can be closed. ``waiting``: the users whose jobs wait."""
+        now = time.monotonic()
+        self._ask_where_nodes_are_new()
+        for name in self._needed(holding, waiting):
+            if self._inventory.open_login(name) is not None:
+                self._needed_at[name] = now
+        self._unheard = {name for name in self._unheard if self._is_awaited(name)}
+        if now - self._looked_at < min(_LOOK_S, self._idle_s):
+            return []
+        self._looked_at = now
+        self._rest_with_nodes()
+        idle = [
+            login.spec.name
+            for login in self._inventory.logins
+            if now - self._needed_at.setdefault(login.spec.name, now) > self._idle_s
+        ]
+        return [name for name in idle if name not in self._unclear or not self._watch.has_runs(name)]
+
+    async def close(self, name: str) -> None:
+        """It has nothing: it is not asked again before a job starts there."""
+        if name in self._unclear:
+            self._unclear.discard(name)
+            await self._clear(name)
+            if name in self._unclear:  # a job was placed there meanwhile
+                return
+        self._needed_at.pop(name, None)
+        await self._inventory.close_login(name)
+
+    def _ask_where_nodes_are_new(self) -> None:
+        """A node that was away, or was reached another way, may have runs that were given up here."""
+        nodes = {node.spec.name: node for node in self._inventory}
+        new = {name for name, node in nodes.items() if self._nodes.get(name) is not node}
+        self._unheard.update(name for name in self._unclear if node_of(name) in new)
+        self._nodes = nodes
+
+    def _rest_with_nodes(self) -> None:
+        """Logins of a node that sleeps are dialled as rarely as the node, and at once when it is back."""
+        for login in self._inventory.logins:
+            node = self._nodes.get(node_of(login.spec.name))
+            is_resting = node is not None and node.is_resting
+            if login.is_resting and not is_resting:
+                login.wake()
+            login.is_resting = is_resting
+
+    def name_for(self, node: Node, user: str) -> str:
+        """The login through which a user's job is started on a node; or the node itself."""
+        account = _account_of(node, user)
+        return node.spec.name if account is None else account.login
+
+    def located(self, placement: Placement, user: str) -> tuple[str, ...]:
+        """The names for the nodes of a placement, in its order."""
+        found = ((name, self._inventory.find(name)) for name in placement.nodes)
+        return tuple(self.name_for(node, user) if node is not None else name for name, node in found)
+
+    def missing(self, node: Node, users: Iterable[str], is_asleep: bool) -> tuple[NoLogin, ...]:
+        """Those of these users whose jobs cannot start on a node now; on one that sleeps, when it is awake."""
+        if node.spec.account is None:
+            return ()
+        look = self._refusal if is_asleep else self._objection
+        return tuple(found for user in sorted(set(users)) if (found := look(node, user)) is not None)
+
+    def _refusal(self, node: Node, user: str) -> NoLogin | None:
+        """The last known. It is not woken for somebody whom it refuses; for everybody else it is."""
+        return self._refused.get(self.name_for(node, user))
+
+    def _objection(self, node: Node, user: str) -> NoLogin | None:
+        if (account := _account_of(node, user)) is None:
+            return None
+        found = self._objection_to(account, node, user)
+        if found is not None and found.is_lasting:
+            self._refused[account.login] = found
+        elif found is None:
+            self._refused.pop(account.login, None)
+        return found
+
+    def _objection_to(self, account: _Account, node: Node, user: str) -> NoLogin | None:
+        if not account.is_valid:
+            return NoLogin(user, f"has no account for {user}: {account.name!r} is no account's name", is_lasting=True)
+        login = self._inventory.find(account.login)
+        if login is None or (login.link is None and login.error is None):
+            return NoLogin(user, f"is being connected as {account.name}")
+        if login.link is None and login.error is not None:
+            is_lasting = login.error.cause in LASTING_CAUSES
+            return NoLogin(user, f"cannot be reached as {account.name}: {login.error.message}", is_lasting)
+        return self._second_objection(node, login, user)
+
+    def _second_objection(self, node: Node, login: Node, user: str) -> NoLogin | None:
+        """Of one whose link is open."""
+        name = login.spec.name
+        if node.machine and login.machine and node.machine.boot_id != login.machine.boot_id:
+            text = f"is another machine for {account_of(name)}: its GPUs are not the same"
+            return NoLogin(user, text, is_lasting=True)
+        if self._watch.moment(name) is None or self._watch.silent_s(name) > 0:
+            return NoLogin(user, f"has not said yet what runs there as {account_of(name)}")
+        return None
+
+    def _needed(self, holding: Iterable[Job], waiting: Collection[str]) -> Iterator[str]:
+        for job in holding:
+            yield from (name for name in (job.placement.nodes if job.placement else ()) if account_of(name))
+        yield from self._unheard
+        awake = [node for node in self._inventory if node.machine is not None and not node.is_resting]
+        personal = [node for node in awake if node.spec.account is not None]
+        for node in personal:
+            accounts = (_account_of(node, user) for user in waiting)
+            yield from (account.login for account in accounts if account is not None and account.is_valid)
+
+    def _is_awaited(self, name: str) -> bool:
+        login = self._inventory.find(name)
+        return login is not None and login.error is None and self._watch.moment(name) is None
+
+
+async def _forget(name: str) -> None:
+    """Nothing is recorded."""
+
+
+def _account_of(node: Node, user: str) -> _Account | None:
+    """None: the user's jobs are started through the node itself."""
+    spec = node.spec
+    if spec.account is None or spec.transport != "ssh":
+        return None
+    account = _named(spec.account, user, spec.name)
+    return None if node.machine is not None and node.machine.user == account.name else account
+
+
+@lru_cache(_MOST_ACCOUNTS)
+def _named(template: str, user: str, node: str) -> _Account:
+    name = template.replace(USER, user)
+    return _Account(name, login_name(name, node), is_user(name) and "@" not in name)

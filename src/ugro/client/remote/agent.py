@@ -1,0 +1,198 @@
+"""An agent on another machine, reached by ssh.
+
+Paths are those of this machine: code, folders and job files are read here and sent.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
+
+from ugro.client.http import AgentGone, Connection
+from ugro.client.jobs import new_key
+from ugro.client.reach import ANSWER_S, Reach, Say
+from ugro.client.remote.link import MasterLink
+from ugro.client.remote.master import Master, checked
+from ugro.client.stopping import STATUS_S
+from ugro.core.agent import AgentStatus
+from ugro.core.errors import NotAllowed, UgroError, Wanted, error_from_wire
+from ugro.core.support.codec import decode
+from ugro.core.support.state_dir import StateDir
+
+if TYPE_CHECKING:
+    from ugro.client.remote.banner import Banner
+    from ugro.client.remote.offer import Offer
+    from ugro.client.remote.trees import Trees
+
+_UPLOAD_S = 120.0
+_MOST_ASKED = 500  # files and folders of one request
+_TRIES = 3
+_HEADER = "ugro-remote"
+_NAMES_PATHS = frozenset({"here", "folder", "submit", "jobs"})
+_WANTED = b'{"error":{"kind":"wanted"'
+
+
+class Link(Protocol):
+    """The way to the agent."""
+
+    master: Master
+
+    def open(self, to: str = ...) -> socket.socket: ...
+
+    @property
+    def banner(self) -> Banner: ...
+
+    def close(self) -> None: ...
+
+
+class RemoteAgent(Reach):
+    is_elsewhere = True
+
+    def __init__(
+        self, to: Master | Link, home: StateDir, *, on_wait: Say | None = None, on_link: Say | None = None
+    ) -> None:
+        """``on_link``: told when the link breaks, and when it is back."""
+        self._owns_link = isinstance(to, Master)
+        self.link: Link = MasterLink(checked(to), home, on_link) if isinstance(to, Master) else to
+        self.master = self.link.master
+        self._trees: Trees | None = None
+        super().__init__(home, on_wait)
+
+    def connection(self) -> Connection:
+        return Connection(self.home.socket, dial=self.link.open, headers=_headers(new_key()))
+
+    def close(self) -> None:
+        super().close()
+        if self._owns_link:
+            self.link.close()
+
+    def twin(self) -> RemoteAgent:
+        return RemoteAgent(self.link, self.home)
+
+    # --- the agent ---------------------------------------------------------------------------------------------
+
+    def agent(self) -> AgentStatus:
+        for _ in range(_TRIES):
+            try:
+                return decode(AgentStatus, self._connection.ask("GET", "/v1/agent", timeout_s=STATUS_S))
+            except AgentGone:
+                continue  # it was stopped meanwhile, and the relay starts another one
+        return decode(AgentStatus, self._connection.ask("GET", "/v1/agent", timeout_s=STATUS_S))
+
+    def running_agent(self) -> AgentStatus | None:
+        """The relay has started it, if none ran."""
+        return self.agent()
+
+    def own(self, what: str) -> NoReturn:
+        raise NotAllowed(f"{what} works on {self.master} alone", hint=f"log in there: ssh {self.master}")
+
+    # --- requests ----------------------------------------------------------------------------------------------
+
+    def ask(self, method: str, path: str, body: Any = None, *, timeout_s: float = ANSWER_S) -> Any:
+        key, body = new_key(), self._as_account(body)
+        offer: Offer | None = None
+        for _ in range(_MOST_ASKED):
+            try:
+                answer = self.reaching(
+                    lambda: self._connection.ask(method, path, body, timeout_s=timeout_s, headers=_headers(key))
+                )
+                return self._located(answer)
+            except Wanted as wanted:
+                offer = offer or self._offer(key, body)
+                offer.provide(wanted)
+        raise _endless()
+
+    def stream(
+        self, method: str, path: str, body: Any = None, *, timeout_s: float | None = ANSWER_S
+    ) -> Iterator[bytes]:
+        if not isinstance(body, Mapping) or not _NAMES_PATHS & body.keys():
+            yield from super().stream(method, path, body, timeout_s=timeout_s)
+            return
+        key, body = new_key(), self._as_account(body)
+        offer = self._offer(key, body)
+        for _ in range(_MOST_ASKED):
+            try:
+                yield from self._lines(method, path, body, key, timeout_s)
+            except Wanted as wanted:
+                offer.provide(wanted)
+            else:
+                return
+        raise _endless()
+
+    def _lines(self, method: str, path: str, body: Any, key: str, timeout_s: float | None) -> Iterator[bytes]:
+        """A stream of documents. Raises Wanted, which comes instead of one of them."""
+        connection, rest = self.connection(), b""
+        try:
+            for piece in self.reaching(
+                lambda: connection.start(method, path, body, timeout_s=timeout_s, headers=_headers(key))
+            ):
+                *whole, rest = (rest + piece).split(b"\n")
+                for line in whole:
+                    if line.startswith(_WANTED):
+                        raise error_from_wire(json.loads(line)["error"])
+                    yield line + b"\n"
+            yield rest
+        finally:
+            connection.close()
+
+    def _offer(self, key: str, body: Any) -> Offer:
+        from ugro.client.remote.offer import Offer  # most commands send nothing
+
+        def send(item: dict[str, Any]) -> None:
+            self.reaching(
+                lambda: self._connection.ask(
+                    "POST", "/v1/remote/items", {"items": [item]}, timeout_s=ANSWER_S, headers=_headers(key)
+                )
+            )
+
+        return Offer(self.home, body, self._own_trees(), send)
+
+    def _own_trees(self) -> Trees:
+        if self._trees is None:
+            from ugro.client.remote.trees import Trees, Wire
+
+            self._trees = Trees(self.home, Wire(super().ask, self._upload, self.wait))
+        return self._trees
+
+    def _upload(self, path: str, pieces: Iterator[bytes]) -> Any:
+        connection = self.connection()
+        try:
+            return connection.upload(path, pieces, timeout_s=_UPLOAD_S)
+        finally:
+            connection.close()
+
+    def _located(self, answer: Any) -> Any:
+        """With the master's name before the paths of results, which are there: MASTER:PATH."""
+        results = answer.get("results") if isinstance(answer, dict) else None
+        if isinstance(results, dict) and "folder" in results:
+            results["folder"] = f"{self.master}:{results['folder']}"
+            for part in results.get("parts") or ():
+                part["path"] = f"{self.master}:{part['path']}"
+        return answer
+
+    def _as_account(self, body: Any) -> Any:
+        """Who asks is the account there, whatever the user is called here."""
+        if not isinstance(body, Mapping):
+            return body
+        found = {**body}
+        if "user" in found:
+            found["user"] = self.link.banner.user
+        for name in ("submit", "jobs"):
+            inner = found.get(name)
+            if isinstance(inner, Mapping):
+                found[name] = self._as_account(inner)
+            elif isinstance(inner, list):
+                found[name] = [self._as_account(one) for one in inner]
+        return found
+
+
+def _headers(key: str) -> dict[str, str]:
+    machine = re.sub(r"[^0-9A-Za-z._-]", "-", socket.gethostname())[:64] or "unknown"
+    return {_HEADER: f"{key} {machine}"}
+
+
+def _endless() -> UgroError:
+    return UgroError(f"the agent asks for more than {_MOST_ASKED} files", hint="put them into a folder of the job")

@@ -1,0 +1,31 @@
+"""Guards of claims on GPUs, which keep accounts of one machine apart."""
+
+from __future__ import annotations
+
+from tests.proof.guards import Edit, Mutant
+
+_TESTS = "tests/integration/runs/test_gpu_claims.py"
+_GPU_CLAIMS = "src/ugro/remote/hardware/gpu_claims.py"
+
+MUTANTS = (
+    Mutant(
+        "a GPU that another account has is taken",
+        (Edit(_GPU_CLAIMS, "raise Taken(name) from error", "return None"),),
+        (_TESTS, "-k", "one_account_has"),
+    ),
+    Mutant(
+        "a GPU that another account shares is taken",
+        (Edit(_GPU_CLAIMS, "in set(range(MOST_SHARES)).difference(own_seats):", "in ():"),),
+        (_TESTS, "-k", "do_not_share"),
+    ),
+    Mutant(
+        "whoever has the pid of a holder that is gone passes for its job",
+        (Edit(_GPU_CLAIMS, "if record is not None and uid in _uids(one):", "if record is not None:"),),
+        (_TESTS, "-k", "covers_no_process"),
+    ),
+    Mutant(
+        "what is said without a claim takes a GPU",
+        (Edit(_GPU_CLAIMS, "one: self._known.get(one) or listener(one[1].decode())", "one: Listener(1, 0)"),),
+        (_TESTS, "-k", "forged"),
+    ),
+)

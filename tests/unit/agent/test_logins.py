@@ -1,0 +1,167 @@
+"""Which logins are open, and whose jobs they keep from a node."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, cast
+
+from ugro.agent.tracking.logins import Logins
+from ugro.agent.tracking.run_tracker import RunTracker
+from ugro.core.errors import Unreachable
+from ugro.core.job import Placement, Share
+from ugro.core.login import account_of, node_of
+from ugro.core.node import NodeSpec
+
+
+@dataclass(eq=False)
+class FakeNode:
+    spec: NodeSpec
+    machine: Any = field(default_factory=lambda: SimpleNamespace(user="ugro", boot_id="b"))
+    link: Any = "open"
+    error: Unreachable | None = None
+    is_resting: bool = False
+    woken: int = 0
+
+    def wake(self) -> None:
+        self.woken += 1
+
+
+class FakeInventory:
+    def __init__(self, *names: str) -> None:
+        self.nodes = {name: FakeNode(NodeSpec(name, account="{user}")) for name in names}
+        self.open: dict[str, FakeNode] = {}
+        self.knows_login: Callable[[str], bool] = lambda name: False
+
+    def __iter__(self) -> Iterator[FakeNode]:
+        return iter(self.nodes.values())
+
+    @property
+    def logins(self) -> tuple[FakeNode, ...]:
+        return tuple(self.open.values())
+
+    def find(self, name: str) -> FakeNode | None:
+        found = self.nodes.get(name) or self.open.get(name)
+        return self.open_login(name) if found is None and self.knows_login(name) else found
+
+    def open_login(self, name: str) -> FakeNode | None:
+        if name not in self.open and node_of(name) in self.nodes:
+            self.open[name] = FakeNode(self.nodes[node_of(name)].spec.login(account_of(name)))
+        return self.open.get(name)
+
+    async def close_login(self, name: str) -> None:
+        self.open.pop(name, None)
+
+
+class FakeWatch:
+    def __init__(self, inventory: FakeInventory) -> None:
+        self.inventory = inventory
+        self.busy: set[str] = set()
+
+    def has_runs(self, name: str) -> bool:
+        return name in self.busy
+
+    def moment(self, name: str) -> object:
+        return object()
+
+    def silent_s(self, name: str) -> float:
+        return 0.0
+
+
+def made(*nodes: str) -> tuple[Logins, FakeInventory, FakeWatch]:
+    inventory = FakeInventory(*nodes)
+    watch = FakeWatch(inventory)
+    return Logins(cast(RunTracker, watch), idle_s=-1.0), inventory, watch
+
+
+def refused() -> Unreachable:
+    return Unreachable("login denied", cause="login-denied")
+
+
+def test_a_node_that_sleeps_is_open_to_everybody_but_those_whom_it_refused() -> None:
+    logins, inventory, _ = made("gpu1")
+    node = inventory.nodes["gpu1"]
+    logins.keep_up([], ["ann", "bob"])
+    inventory.open["bob@gpu1"].link, inventory.open["bob@gpu1"].error = None, refused()
+    awake = logins.missing(cast(Any, node), ["ann", "bob"], False)
+    assert [one.user for one in awake] == ["bob"]
+    for login in inventory.open.values():
+        login.link, login.error = None, Unreachable("timed out", cause="timed-out")
+    asleep = logins.missing(cast(Any, node), ["ann", "bob"], True)
+    assert [one.user for one in asleep] == ["bob"]
+
+
+def test_logins_rest_while_their_node_sleeps_and_are_dialled_when_it_is_awake() -> None:
+    logins, inventory, _ = made("gpu1")
+    logins.keep_up([], ["ann"])
+    inventory.nodes["gpu1"].is_resting = True
+    logins.keep_up([], ["ann", "bob"])
+    assert list(inventory.open) == ["ann@gpu1"], "nobody is connected with a node that sleeps"
+    assert inventory.open["ann@gpu1"].is_resting
+    inventory.nodes["gpu1"].is_resting = False
+    logins.keep_up([], ["ann"])
+    assert inventory.open["ann@gpu1"].woken == 1
+
+
+def test_only_logins_that_may_have_something_are_asked_at_the_start() -> None:
+    logins, inventory, _ = made("gpu1")
+    logins.remember({"ann@gpu1": False, "gone@gpu1": True}, _no_record)
+    logins.keep_up([], [])
+    assert list(inventory.open) == ["ann@gpu1"]
+    assert inventory.find("gone@gpu1") is not None, "its results can be fetched all the same"
+
+
+def test_a_login_is_asked_again_when_its_node_is_back() -> None:
+    logins, inventory, _ = made("gpu1")
+    logins.placed(Placement((Share("ann@gpu1"),)))
+    logins.keep_up([], [])
+    node = inventory.nodes.pop("gpu1")
+    inventory.open.clear()
+    logins.keep_up([], [])
+    inventory.nodes["gpu1"] = FakeNode(node.spec)
+    logins.keep_up([], [])
+    assert list(inventory.open) == ["ann@gpu1"]
+
+
+def test_a_login_stays_while_it_may_have_a_run_and_is_recorded_as_clear_when_it_is_closed() -> None:
+    async def work() -> None:
+        logins, inventory, watch = made("gpu1")
+        cleared: list[str] = []
+
+        async def clear(name: str) -> None:
+            cleared.append(name)
+
+        logins.remember({}, clear)
+        logins.placed(Placement((Share("ann@gpu1"),)))
+        logins.keep_up([], [])
+        watch.busy.add("ann@gpu1")
+        assert logins.keep_up([], []) == []
+        watch.busy.clear()
+        assert logins.keep_up([], []) == ["ann@gpu1"]
+        await logins.close("ann@gpu1")
+        assert (cleared, list(inventory.open)) == (["ann@gpu1"], [])
+
+    asyncio.run(work())
+
+
+def test_a_login_that_gets_a_job_while_it_is_closed_stays() -> None:
+    async def work() -> None:
+        logins, inventory, _ = made("gpu1")
+        share = Placement((Share("ann@gpu1"),))
+
+        async def clear(name: str) -> None:
+            logins.placed(share)
+
+        logins.remember({}, clear)
+        logins.placed(share)
+        logins.keep_up([], [])
+        await logins.close("ann@gpu1")
+        assert list(inventory.open) == ["ann@gpu1"]
+
+    asyncio.run(work())
+
+
+async def _no_record(name: str) -> None:
+    raise AssertionError(name)

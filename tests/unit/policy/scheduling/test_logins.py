@@ -1,0 +1,66 @@
+"""Nodes on which jobs run in the accounts of their users: a job starts only where its user can log in."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tests.unit.policy.scheduling.test_scheduler import holds, job, node, snapshot, started, wait_of
+from ugro.core.job import Resources
+from ugro.policy.scheduling.cluster_view import NodeView, NoLogin, Waiting
+from ugro.policy.scheduling.scheduler import actions, schedule
+from ugro.policy.scheduling.waiting_jobs import WaitingJobs
+from ugro.policy.scheduling.why import why
+
+DENIED = "cannot be reached as ann: login denied"
+
+
+def personal(name: str, *refused: str, gpus: int = 1, is_lasting: bool = True) -> NodeView:
+    missing = tuple(NoLogin(user, f"cannot be reached as {user}: login denied", is_lasting) for user in refused)
+    return replace(node(name, gpus), is_personal=True, no_login=missing)
+
+
+def of(user: str, waiting: Waiting) -> Waiting:
+    return replace(waiting, user=user)
+
+
+def test_a_job_starts_where_its_user_can_log_in() -> None:
+    nodes = [personal("n1", "ann"), personal("n2", "bob")]
+    decisions = schedule(snapshot(nodes, [of("ann", job(1)), of("bob", job(2))]))
+    assert started(decisions) == {1: ("n2",), 2: ("n1",)}
+
+
+def test_a_user_who_is_refused_does_not_hold_up_others_with_the_same_demand() -> None:
+    view = snapshot([personal("n1", "ann")], [of("ann", job(1)), of("ann", job(2)), of("bob", job(3))])
+    assert started(schedule(view)) == {3: ("n1",)}
+    assert started(actions(view, WaitingJobs.of(view.waiting, {}))) == {3: ("n1",)}
+
+
+def test_the_reason_names_the_node_that_refuses_the_user() -> None:
+    view = snapshot([personal("n1", "ann")], [of("ann", job(1))])
+    assert wait_of(schedule(view), 1).reason == f"needs a node with 1 GPU; no usable node has that; n1 {DENIED}"
+    assert "n1 cannot be reached as ann: login denied" in why(view, 1).text
+    assert "ann" not in why(snapshot([personal("n1", "ann")], [of("bob", job(1))], [holds(9, "n1")]), 1).text
+
+
+def test_nothing_is_reserved_for_a_user_on_a_node_that_refuses_them() -> None:
+    nodes = [personal("n1", "ann"), personal("n2")]
+    view = snapshot(nodes, [of("ann", job(1)), of("bob", job(2))], [holds(9, "n2")])
+    assert started(schedule(view)) == {2: ("n1",)}
+
+
+def test_a_job_that_left_gpus_open_takes_cores_if_all_nodes_with_gpus_refuse_its_user() -> None:
+    either = of("ann", job(1, resources=Resources(gpus_per_node=-2)))
+    nodes = [personal("gpu", "ann"), personal("cpu", gpus=0)]
+    assert started(schedule(snapshot(nodes, [either]))) == {1: ("cpu",)}
+    trying = [personal("gpu", "ann", is_lasting=False), personal("cpu", gpus=0)]
+    assert started(schedule(snapshot(trying, [either]))) == {}, "it may be let in any moment"
+
+
+def test_jobs_of_two_users_are_of_one_kind_where_nodes_make_no_difference_and_change_with_the_nodes() -> None:
+    waiting = WaitingJobs.of([of("ann", job(1)), of("bob", job(2))], {})
+    assert waiting.kind_of(1) is waiting.kind_of(2)
+    waiting.tell_users_apart(True)
+    assert waiting.kind_of(1) is not waiting.kind_of(2)
+    assert [line.user for line in waiting.lines] == ["ann", "bob"]
+    waiting.tell_users_apart(False)
+    assert waiting.kind_of(1) is waiting.kind_of(2)
