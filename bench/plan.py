@@ -2,9 +2,9 @@
 
     python -m bench plan --steps 40
 
-Each node of the lab has a CPU quota of its own. For every model the plan is made once, then the training runs for real
-on each set; its speed is the wall clock's, after the shares have settled. The sets between which the plan had to choose
-run again, in turn, and their medians count: this machine's own speed changes by more than the sets differ.
+Each node of the lab has a CPU quota of its own. A round makes a plan with fresh trials, then the training runs for real
+on each set; its speed is the wall clock's, after the shares have settled. A set's error is the median over the rounds:
+single runs of one set differ by up to 20 % on this machine, whose own speed changes from minute to minute.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import re
 import shutil
 import statistics
 import tempfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
 
@@ -33,34 +33,46 @@ CASES = {"gpt": 48, "conv": 96, "mlp": 384}  # global batches
 _TIMES = {"gpt": 1, "conv": 3, "mlp": 3}  # as many steps: theirs are shorter
 _SPEED = re.compile(rb"speed ([0-9.]+)")
 _LIMIT_S = 900.0
-_CLOSE = 0.8
 _MEDIAN, _WORST, _FOLLOWED = 0.10, 0.25, 1.05
 
 
-@dataclass(slots=True)
-class Case:
-    model: str
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One plan, and what each set of nodes did after it."""
+
     plan: LaunchPlan
-    runs: dict[tuple[str, ...], list[float]] = field(default_factory=dict)
+    speeds: dict[tuple[str, ...], float]
 
-    @property
-    def measured(self) -> dict[tuple[str, ...], float]:
-        return {nodes: statistics.median(speeds) for nodes, speeds in self.runs.items()}
-
-    @property
-    def contenders(self) -> list[tuple[str, ...]]:
-        """The plan's choice, and what came close to the best or above it."""
-        best, chosen = max(self.measured.values()), set(self.plan.best.nodes)
-        return [nodes for nodes, speed in self.measured.items() if speed > _CLOSE * best or set(nodes) == chosen]
+    def predicted(self, nodes: tuple[str, ...]) -> float:
+        return next(one.samples_per_s for one in self.plan.predictions if set(one.nodes) == set(nodes))
 
     def error(self, nodes: tuple[str, ...]) -> float:
-        predicted = next(one for one in self.plan.predictions if set(one.nodes) == set(nodes))
-        return predicted.samples_per_s / self.measured[nodes] - 1
+        return self.predicted(nodes) / self.speeds[nodes] - 1
+
+    @property
+    def best(self) -> tuple[str, ...]:
+        return tuple(sorted(self.plan.best.nodes))
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    model: str
+    rounds: list[Round]
+
+    @property
+    def sets(self) -> list[tuple[str, ...]]:
+        return list(self.rounds[0].speeds)
+
+    def speed(self, nodes: tuple[str, ...]) -> float:
+        return statistics.median(one.speeds[nodes] for one in self.rounds)
+
+    def error(self, nodes: tuple[str, ...]) -> float:
+        return statistics.median(one.error(nodes) for one in self.rounds)
 
     @property
     def chosen(self) -> float:
-        """What following the plan gives."""
-        return next(speed for nodes, speed in self.measured.items() if set(nodes) == set(self.plan.best.nodes))
+        """What following the worst of the plans gives."""
+        return min(self.speed(one.best) for one in self.rounds)
 
 
 def measure(steps: int, rounds: int) -> list[Bar]:
@@ -81,18 +93,16 @@ def measure(steps: int, rounds: int) -> list[Bar]:
 
 
 def _case(client: Client, model: str, steps: int, rounds: int) -> Case:
-    wish = PlanWish({**_fields(model, steps)}, limit_s=30.0)
-    case = Case(model, client.planning.plan(None, wish))
-    nodes = sorted(node.node for node in case.plan.nodes)
-    for count in range(1, len(nodes) + 1):
-        for some in combinations(nodes, count):
-            case.runs[some] = [_run(client, model, steps, some)]
-    contenders = case.contenders
-    for _ in range(rounds - 1):
-        for some in contenders:
-            case.runs[some].append(_run(client, model, steps, some))
+    case = Case(model, [_round(client, model, steps) for _ in range(rounds)])
     _print(case)
     return case
+
+
+def _round(client: Client, model: str, steps: int) -> Round:
+    plan = client.planning.plan(None, PlanWish({**_fields(model, steps)}, is_fresh=True, limit_s=30.0))
+    nodes = sorted(node.node for node in plan.nodes)
+    sets = [some for count in range(1, len(nodes) + 1) for some in combinations(nodes, count)]
+    return Round(plan, {some: _run(client, model, steps, some) for some in sets})
 
 
 def _fields(model: str, steps: int) -> dict[str, object]:
@@ -113,23 +123,25 @@ def _run(client: Client, model: str, steps: int, nodes: tuple[str, ...]) -> floa
 
 def _print(case: Case) -> None:
     print(f"\n{case.model}, global batch {CASES[case.model]}, speeds {SPEEDS}")
-    print(f"{'':<24}{'predicted':>12}{'measured':>12}{'error':>9}{'':>8}all runs")
-    for one in case.plan.predictions:
-        nodes = tuple(sorted(one.nodes))
-        sign = "*" if one is case.plan.best else " "
-        figures = f"{one.samples_per_s:>12.1f}{case.measured[nodes]:>12.1f}{case.error(nodes):>+9.1%}"
-        runs = ", ".join(f"{speed:.0f}" for speed in case.runs[nodes])
-        print(f"{sign} {' + '.join(nodes):<22}{figures}  ± {one.error:<4.0%}  {runs}")
+    print(f"{'':<24}{'measured':>10}{'error':>9}   each round: predicted / measured; * is the plan's choice")
+    for nodes in sorted(case.sets, key=case.speed, reverse=True):
+        rounds = "   ".join(_pair(one, nodes) for one in case.rounds)
+        print(f"{' + '.join(nodes):<24}{case.speed(nodes):>10.1f}{case.error(nodes):>+9.1%}   {rounds}")
     print(flush=True)
 
 
+def _pair(one: Round, nodes: tuple[str, ...]) -> str:
+    sign = "*" if nodes == one.best else " "
+    return f"{one.predicted(nodes):7.0f} /{one.speeds[nodes]:5.0f}{sign}"
+
+
 def _bars(cases: list[Case]) -> list[Bar]:
-    errors = [abs(case.error(nodes)) for case in cases for nodes in case.measured]
+    errors = [abs(case.error(nodes)) for case in cases for nodes in case.sets]
     bars = [
         Bar("predictions: median error", statistics.median(errors), 1.0, "the speed", _MEDIAN),
         Bar("predictions: worst error", max(errors), 1.0, "the speed", _WORST),
     ]
     for case in cases:
-        best = max(case.measured.values())
+        best = max(map(case.speed, case.sets))
         bars.append(Bar(f"{case.model}: following the plan", 1 / case.chosen, 1 / best, "the best set", _FOLLOWED))
     return bars

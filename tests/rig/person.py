@@ -22,10 +22,11 @@ class Person:
     ) -> None:
         """``dev``: a folder that has this terminal, and not those of others; ``script``: what their shell runs."""
         argv = ["/bin/sh", "-c", script]
+        self._env = {"PATH": os.environ["PATH"], **(env or {})}
         self.pid, self._fd = pty.fork()
         if self.pid == 0:
-            os.execve(argv[0], argv, {"PATH": os.environ["PATH"], **(env or {})})
-        self.path = wait_until(self._terminal, 10, "the shell to have its terminal")
+            os.execve(argv[0], argv, self._env)
+        self.path = wait_until(self._terminal, 10, "the shell to have its terminal and its environment")
         self._link = dev / self.name
         self._link.parent.mkdir(parents=True, exist_ok=True)
         self._link.symlink_to(self.path)
@@ -68,6 +69,11 @@ class Person:
 
     def _terminal(self) -> str:
         with contextlib.suppress(OSError):
+            # The terminal is there before the shell: until then the environment is that of the test's own process.
+            environment = Path(f"/proc/{self.pid}/environ").read_bytes()
             path = os.readlink(f"/proc/{self.pid}/fd/0")
-            return path if path.startswith("/dev/pts/") else ""
+            return path if path.startswith("/dev/pts/") and environment == self._environ() else ""
         return ""
+
+    def _environ(self) -> bytes:
+        return b"".join(f"{name}={value}\0".encode() for name, value in self._env.items())
