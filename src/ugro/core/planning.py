@@ -100,7 +100,7 @@ class JointTrial:
     """A trial on several nodes together."""
 
     nodes: tuple[str, ...]  # of each rank
-    shares: tuple[int, ...]
+    shares: tuple[float, ...]  # on average
     own_s: tuple[float, ...]  # each rank's time of a step, without waiting for others
     communication_s: float  # of a step, after the last rank was ready
     step_s: float

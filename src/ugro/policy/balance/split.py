@@ -24,11 +24,11 @@ class Cost:
     per_sample_s: float = 1.0
     cap: int | None = None  # how many samples it can hold at once
 
-    def seconds(self, samples: int) -> float:
+    def seconds(self, samples: float) -> float:
         return self.per_step_s + self.micro_batches(samples) * self.per_micro_s + samples * self.per_sample_s
 
-    def micro_batches(self, samples: int) -> int:
-        return 1 if self.cap is None else max(1, -(-samples // self.cap))
+    def micro_batches(self, samples: float) -> int:
+        return 1 if self.cap is None else max(1, int(-(-samples // self.cap)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ def in_proportion(total: int, weights: Sequence[float]) -> tuple[int, ...]:
     return tuple(shares)
 
 
-def slowest_s(costs: Sequence[Cost], shares: Sequence[int]) -> float:
+def slowest_s(costs: Sequence[Cost], shares: Sequence[float]) -> float:
     return max(cost.seconds(share) for cost, share in zip(costs, shares, strict=True))
 
 

@@ -34,7 +34,7 @@ class Curve(Cost):
         fixed_s = min(rank.optimizer_s, 0.8 * points[0][1])
         return cls(fixed_s, 0.0, seconds / samples, rank.cap, tuple(points), scale)
 
-    def seconds(self, samples: int) -> float:
+    def seconds(self, samples: float) -> float:
         micro_batches = self.micro_batches(samples)
         if micro_batches == 1:
             return self.scale * self._at(samples)

@@ -14,7 +14,8 @@ from ugro.policy.planning.local import predict_local
 from ugro.policy.planning.prediction import Knowledge, predict
 from ugro.policy.wording import in_words
 
-_ALIKE = 0.02  # with fewer nodes nearly as fast is better: the others are free for something else
+# As large as predictions are usually off: with fewer nodes nearly as fast is better, and the others stay free.
+_ALIKE = 0.05
 _MOST_TIMES_THE_BATCH = 64
 _WORTH_MORE_NODES = 1.1
 
@@ -65,7 +66,7 @@ def _why(one: Prediction, best: Prediction) -> str:
     if not more or len(one.nodes) <= len(best.nodes):
         return ""
     if one.samples_per_s >= best.samples_per_s * (1 - _ALIKE):
-        return f"no faster for {in_words(more)}"
+        return f"not clearly faster for {in_words(more)}"
     if set(best.nodes) < set(one.nodes):
         return f"{in_words(more)} {'costs' if len(more) == 1 else 'cost'} more waiting than {_they(more)}"
     return ""

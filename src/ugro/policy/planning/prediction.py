@@ -87,8 +87,8 @@ class _Outline:
         return max(1e-9, self.own_s + self.communication_s)
 
 
-def _outline(nodes: Sequence[str], known: Knowledge, given: tuple[int, ...] = ()) -> _Outline | None:
-    """``given``: shares that were measured, instead of the best ones."""
+def _outline(nodes: Sequence[str], known: Knowledge, given: Sequence[float] = ()) -> _Outline | None:
+    """``given``: the time is that of shares that were measured, instead of the best ones."""
     trials = [known.everyone[node] for node in nodes]
     ranks = tuple(rank for trial in trials for rank in trial.ranks)
     curves = tuple(
@@ -96,14 +96,14 @@ def _outline(nodes: Sequence[str], known: Knowledge, given: tuple[int, ...] = ()
         for trial in trials
         for place, rank in enumerate(trial.ranks)
     )
-    shares = given if len(given) == len(curves) else _shares(curves, known, trials)
+    shares = _shares(curves, known, trials)
     if shares is None:
         return None
     between_s, links = known.exchange.seconds(nodes, len(ranks))
     communication_s = max([between_s, *(trial.communication_s for trial in trials)])
     spread = min(_MOST_SPREAD, max(spread_of(rank) for rank in ranks))
     above = 1 + spread * _ABOVE_MEAN[min(len(ranks), len(_ABOVE_MEAN) - 1)]
-    own_s = slowest_s(curves, shares) * above
+    own_s = slowest_s(curves, given if len(given) == len(curves) else shares) * above
     return _Outline(tuple(nodes), ranks, curves, shares, own_s, communication_s, links)
 
 

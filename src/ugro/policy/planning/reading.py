@@ -15,6 +15,7 @@ _WARM_UP_STEPS = 2  # the first allocates and compiles, the second is the first 
 _DISTURBED = 3.0  # times the usual duration: an evaluation, a loader that was made again; noise counts
 _MOST_OF_MEMORY = 0.92
 _LEAST_JOINT_STEPS = 3
+_SETTLED = 0.1  # of the batch: shares that differ by less are nearly the last ones, and more steps are less noise
 _NO_STEP = "no step was complete within the time of a trial"
 
 
@@ -68,16 +69,22 @@ def joint_trial(training: Training, about: About) -> JointTrial | str:
     if not steps:
         return _NO_STEP
     last = steps[-1]
-    settled = [step for step in steps if step.shares == last.shares]
+    settled = [step for step in steps if _moved(step.shares, last.shares) <= _SETTLED]
     if len(settled) < _LEAST_JOINT_STEPS:
         settled = steps[-_LEAST_JOINT_STEPS:]
     settled = _undisturbed(settled, [step.step_s for step in settled])
     pairs = [Pair(trial.nodes[one], trial.nodes[other], s) for one, other, s in trial.pairs if max(one, other) < ranks]
     return JointTrial(
-        trial.nodes, last.shares, tuple(fmean(step.own_s[rank] for step in settled) for rank in range(ranks)),
+        trial.nodes, tuple(fmean(step.shares[rank] for step in settled) for rank in range(ranks)),
+        tuple(fmean(step.own_s[rank] for step in settled) for rank in range(ranks)),
         fmean(min(step.communication_s) for step in settled), fmean(step.step_s for step in settled),
         trial.exchange_s, tuple(pairs), about.at, about.job,
     )  # fmt: skip
+
+
+def _moved(shares: Sequence[int], last: Sequence[int]) -> float:
+    """The part of the batch that other ranks have."""
+    return sum(abs(one - other) for one, other in zip(shares, last, strict=True)) / (2 * sum(last))
 
 
 def _is_whole(step: StepRecord, trial: TrialRecord, ranks: int) -> bool:

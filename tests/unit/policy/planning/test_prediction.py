@@ -110,7 +110,15 @@ def test_where_the_exchange_costs_more_than_it_gives_one_node_is_best_and_a_larg
 def test_of_two_sets_that_are_alike_the_smaller_one_is_best() -> None:
     plan = make_plan("x", known(trial("a", 0.01), trial("b", 0.5)), {})
     assert plan.best.nodes == ("a",)
-    assert plan.predictions[1].why == "no faster for b"
+    assert plan.predictions[1].why == "not clearly faster for b"
+
+
+def test_a_further_node_must_promise_more_than_predictions_are_off() -> None:
+    little, more = (make_plan("x", known(trial("a", 0.01), trial("b", slow)), {}) for slow in (0.3, 0.1))
+    assert 1 < little.predictions[1].samples_per_s / little.best.samples_per_s < 1.05
+    assert little.best.nodes == ("a",)
+    assert more.best.nodes == ("a", "b")
+    assert more.best.samples_per_s > 1.05 * more.predictions[1].samples_per_s
 
 
 def test_a_link_that_nobody_measured_is_assumed_and_makes_the_prediction_less_certain() -> None:

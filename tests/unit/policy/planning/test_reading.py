@@ -111,11 +111,25 @@ def test_a_joint_trial_counts_the_steps_of_its_last_shares() -> None:
     ]
     found = joint_trial(read(lines), ABOUT)
     assert isinstance(found, JointTrial)
-    assert found.shares == (64, 32)
+    assert found.shares == pytest.approx((64, 32))
     assert found.own_s == pytest.approx((0.7, 0.6))
     assert found.step_s == pytest.approx(0.8)
     assert found.communication_s == pytest.approx(0.1)
     assert [(pair.first, pair.second, pair.seconds) for pair in found.pairs] == [("a", "b", 0.2)]
+
+
+def test_a_joint_trial_also_counts_steps_whose_shares_are_nearly_the_last() -> None:
+    lines = [
+        record("run", nodes=["a", "b"], device="cpu", mode="adaptive"),
+        record("trial", global_batch=100, sizes=[100, 100], nodes=["a", "b"]),
+        *(step(number, [50, 50], [0.5, 1.0], 0.1) for number in range(5)),
+        *(step(number, [60, 40], [0.6, 0.8], 0.1) for number in range(5, 8)),
+        *(step(number, [64, 36], [0.8, 0.6], 0.1) for number in range(8, 11)),
+    ]
+    found = joint_trial(read(lines), ABOUT)
+    assert isinstance(found, JointTrial)
+    assert found.shares == pytest.approx((62, 38))
+    assert found.own_s == pytest.approx((0.7, 0.7))
 
 
 def test_a_record_that_is_no_trial_is_skipped() -> None:
