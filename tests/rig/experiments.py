@@ -14,7 +14,7 @@ from pathlib import Path
 from ugro.core.job import JobSpec
 from ugro.core.support.state_dir import StateDir
 from ugro.store.database import Store
-from ugro.store.jobs import About
+from ugro.store.submissions import About
 from ugro.telemetry.metricstore import MetricStore, job_owner
 from ugro.telemetry.series import Points, SeriesKey
 

@@ -8,12 +8,22 @@ from collections.abc import Iterable
 from functools import lru_cache
 
 from ugro.core.environment import Origin
+from ugro.core.errors import NotFound
 from ugro.core.failure import Failure
 from ugro.core.job import Attempt, Ending, Job, JobSpec, JobState, Placement, Tries
 from ugro.core.support.codec import DecodeError, decode
-from ugro.store.connection import Row
+from ugro.store.connection import Connection, Row
 
 log = logging.getLogger(__name__)
+
+_LARGEST_ID = 2**63 - 1
+
+
+def read_job(db: Connection, job: int) -> Job:
+    row = db.execute("SELECT * FROM jobs WHERE id = ?", (job,)).fetchone() if job <= _LARGEST_ID else None
+    if row is None:
+        raise NotFound(f"there is no job {job}", hint="see: ugro status")
+    return job_of(row)
 
 
 def readable_jobs(rows: Iterable[Row]) -> list[Job]:

@@ -25,12 +25,12 @@ from ugro.core.job import Job, JobSpec, JobState, Placement, Share
 from ugro.store.address import PostgresAddress
 from ugro.store.copying import tables
 from ugro.store.database import Store
-from ugro.store.jobs import About
 from ugro.store.migrations_folder import newest_schema
 from ugro.store.postgres import Postgres
 from ugro.store.postgres_copy import export, load
 from ugro.store.smalllogs import SmallLog
 from ugro.store.sqlite_file import connect_plainly
+from ugro.store.submissions import About
 
 T = TypeVar("T")
 SPEC = JobSpec("train", ("true",))

@@ -11,7 +11,7 @@ import pytest
 from tests.rig.engine import EngineRig, command, in_loop, is_final, until
 from tests.rig.waiting import wait_until
 from ugro.core.job import Ending, Job, JobSpec, JobState, Launcher, Resources, Retry
-from ugro.store.jobs import About
+from ugro.store.submissions import About
 
 Rig = Callable[[int], EngineRig]
 

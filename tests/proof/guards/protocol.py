@@ -34,7 +34,8 @@ _SCHEDULER_INPUT = "src/ugro/agent/tracking/scheduler_input.py"
 _OWNERSHIP = "src/ugro/remote/runs/ownership.py"
 _ORPHANS = "src/ugro/agent/engine/orphan_runs.py"
 _GPU_LOCKS = "src/ugro/remote/hardware/gpu_locks.py"
-_JOBS = "src/ugro/store/jobs.py"
+_MOVES = "src/ugro/store/job_moves.py"
+_SUBMISSIONS = "src/ugro/store/submissions.py"
 _ENGINE = "src/ugro/agent/engine/reconciler.py"
 _ATTEMPT = "src/ugro/policy/lifecycle/attempt.py"
 
@@ -212,20 +213,20 @@ MUTANTS = (
     ),
     Mutant(
         "an older view may move a job",
-        (Edit(_JOBS, "    if (state, attempt) != (seen", "    if False and (state, attempt) != (seen"),),
+        (Edit(_MOVES, "    if (state, attempt) != (seen", "    if False and (state, attempt) != (seen"),),
         MACHINE,
     ),
     Mutant(
         "a move that the table does not have",
         (
             Edit("src/ugro/core/job.py", "    if new not in MOVES[old]:\n", "    if False:\n"),
-            Edit(_JOBS, "    if (state, attempt) != (seen", "    if False and (state, attempt) != (seen"),
+            Edit(_MOVES, "    if (state, attempt) != (seen", "    if False and (state, attempt) != (seen"),
         ),
         MACHINE,
     ),
     Mutant(
         "a submit is not known by its key",
-        (Edit(_JOBS, "if (known := _submitted(db, key)) is not None:", "if (known := None):"),),
+        (Edit(_SUBMISSIONS, "if (known := submitted(db, key)) is not None:", "if (known := None):"),),
         MACHINE,
     ),
     Mutant(
@@ -260,7 +261,7 @@ MUTANTS = (
         "a cancel is acknowledged and not written down",
         (
             Edit(
-                _JOBS,
+                _MOVES,
                 '        db.execute("UPDATE jobs SET ending = ? WHERE id = ?", (ending, job))\n',
                 "        pass\n",
             ),
@@ -271,7 +272,7 @@ MUTANTS = (
         "a job that was cancelled is started",
         (
             Edit(
-                _JOBS,
+                _MOVES,
                 "    if current.ending is not None:\n        raise StaleMove",
                 "    if False:\n        raise StaleMove",
             ),
@@ -321,7 +322,7 @@ MUTANTS = (
     Mutant(
         "the logs of small commands are not recorded with their end",
         (
-            Edit("src/ugro/store/jobs.py", "    smalllogs.put(db, log)\n", ""),
+            Edit(_MOVES, "    smalllogs.put(db, log)\n", ""),
         ),
         CRASHES,
     ),

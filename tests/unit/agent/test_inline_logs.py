@@ -15,7 +15,7 @@ from ugro.core.errors import UgroError
 from ugro.core.job import Job, JobSpec, JobState, Placement, Share
 from ugro.core.support.moment import unix_seconds
 from ugro.store.database import Store
-from ugro.store.jobs import StaleMove
+from ugro.store.job_moves import StaleMove
 from ugro.store.smalllogs import SmallLog
 
 CONTENT = b"all of it\n"

@@ -10,7 +10,7 @@ from tests.rig.stores import in_store
 from ugro.core.discovery import Candidate, Member
 from ugro.core.job import Ending, JobSpec, JobState, Launcher, Placement, Share
 from ugro.store.database import Store
-from ugro.store.jobs import StaleMove
+from ugro.store.job_moves import StaleMove
 
 GPU1 = Candidate("gpu1", "10.0.0.1", "ann", 2222, ("fast",), ("zookeeper", "mdns"))
 ON_GPU1 = Placement((Share("gpu1", gpus=(0,)),))

@@ -25,7 +25,9 @@ from ugro.core.job import (
     Sharing,
     check_move,
 )
-from ugro.store.jobs import About, JobStore, StaleMove
+from ugro.store.job_moves import StaleMove
+from ugro.store.jobs import JobStore
+from ugro.store.submissions import About
 
 GPU = Placement((Share("gpu1", gpus=(0,)),))
 

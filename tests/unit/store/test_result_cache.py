@@ -10,8 +10,8 @@ from tests.rig.stores import in_store
 from ugro.core.environment import Environment
 from ugro.core.job import Job, JobSpec, JobState, Placement, Share
 from ugro.store.database import Store
-from ugro.store.jobs import About
 from ugro.store.smalllogs import SmallLog
+from ugro.store.submissions import About
 
 SPEC = JobSpec("train", ("true",), is_cached=True)
 KEYED = About(cache_key="k")

@@ -18,7 +18,7 @@ from ugro.core.job import Ending, Job, JobSpec, JobState, Placement, Share
 from ugro.core.ray_cluster import ClusterState
 from ugro.policy.lifecycle.newer_state import Cancel, Settle, Take
 from ugro.store.database import Store
-from ugro.store.jobs import StaleMove
+from ugro.store.job_moves import StaleMove
 from ugro.store.listing import Listed
 from ugro.store.smalllogs import SmallLog
 from ugro.store.standing import Decision

@@ -22,7 +22,8 @@ from ugro.core.environment import Environment
 from ugro.core.errors import ConfigError, UgroError
 from ugro.core.job import Job, JobSpec
 from ugro.core.python_env import EnvRequest
-from ugro.store.jobs import About, JobStore
+from ugro.store.jobs import JobStore
+from ugro.store.submissions import About
 
 _PIECE_BYTES = 1 << 20
 

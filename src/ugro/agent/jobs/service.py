@@ -31,8 +31,8 @@ from ugro.policy.scheduling.decision import Start, Wait
 from ugro.policy.scheduling.scheduler import Explanation
 from ugro.policy.scheduling.why import Why, why
 from ugro.store.database import Store
-from ugro.store.jobs import About
 from ugro.store.listing import Listed
+from ugro.store.submissions import About
 
 _LOOK_S = 0.5  # without a signal
 _REASONS_S = 2.0  # how old the reasons of waiting jobs may be

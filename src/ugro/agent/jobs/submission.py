@@ -37,7 +37,8 @@ from ugro.core.job import After, Imports, Job, JobSpec, Launcher, Placement
 from ugro.core.node import NodeSpec
 from ugro.core.planning import DeviceNeed, Prediction
 from ugro.core.python_env import EnvRequest
-from ugro.store.jobs import About, JobStore
+from ugro.store.jobs import JobStore
+from ugro.store.submissions import About
 
 _PYTHONS_PATHS = ("PYTHONPATH", "PYTHONHOME", "PYTHONUSERBASE")
 _NEEDED = {Launcher.TORCHRUN: ("torch",), Launcher.RAY: ("ray",)}  # modules, by what starts the processes
