@@ -208,7 +208,7 @@ class ModelWatch:
     def runs(self, node: str) -> ModelRuns:
         return ModelRuns(self._nodes[node], self.known[node])
 
-    def is_member(self, node: str) -> bool:
+    def can_be_asked(self, node: str) -> bool:
         return True
 
     def clock_offset_s(self, node: str) -> float:

@@ -230,6 +230,24 @@ def test_a_run_that_was_given_up_in_an_account_ends_when_its_node_is_back(farm_o
 
 
 @pytest.mark.proof
+def test_a_job_whose_account_was_taken_away_can_be_cancelled_and_ends_when_the_account_is_back(
+    farm_of: Farms, ugro: Ugro
+) -> None:
+    farm = farm_of.with_accounts([MINE])
+    ugro.cluster = personal(farm)
+    number = submit(ugro)
+    wait_until(lambda: ranks(farm), 30, "it to run")
+    farm["n001"].give()
+    farm["n001"].kill_sessions(commands=False)
+    until(ugro, number, "unreachable")
+    assert ugro("cancel", str(number)).returncode == 0
+    assert "cannot be asked under this name any more" in until(ugro, number, "cancelled")["reason"]
+    assert ranks(farm), "nobody could end it"
+    farm["n001"].give(MINE)
+    wait_until(lambda: not ranks(farm), 120, "it to be ended")
+
+
+@pytest.mark.proof
 def test_a_job_in_an_account_is_talked_to_by_the_name_of_its_node(one: AccountsFarm, ugro: Ugro) -> None:
     number = submit(ugro, script=f"exec {NODE_PYTHON} -c '{LISTENS}'")
     wait_until(lambda: began(one), 30, "it to listen")

@@ -20,6 +20,7 @@ from ugro.lab.simulated_gpus import SimulatedGpu, build_nvml_stub, write_gpus
 from ugro.remote.hardware import gpu_claims
 from ugro.remote.hardware.gpu_claims import Claims, ClaimTable, Taken
 from ugro.remote.hardware.gpu_locks import Sharing
+from ugro.remote.hardware.gpus import run_of
 
 GPU = "GPU-11111111-2222-3333-4444-555555555555"
 OTHER_GPU = "GPU-99999999-2222-3333-4444-555555555555"
@@ -223,19 +224,19 @@ def test_gpus_of_different_simulated_drivers_are_not_the_same(
         assert apart.take(GPU) is None
 
 
-def test_all_that_is_said_comes_back_and_a_long_name_of_a_node_is_cut(driver: str) -> None:
+def test_all_but_the_account_comes_back_and_a_long_name_of_a_node_is_cut(driver: str) -> None:
     said, claim = Claims(), gpu_claims.held(GPU)
     said.keep(claim)
     try:
         said.publish(RECORD)
         found = looked().holder(GPU) or {}
-        assert found.items() >= {**RECORD, "since": 1_700_000_000.0}.items()
+        assert found.items() >= {**RECORD, "node": "gpu1", "since": 1_700_000_000.0}.items()
         said.release()
         said.keep(gpu_claims.held(GPU))
         said.publish({**RECORD, "node": "ann@" + "gpu1." * 30})
         cut = looked().holder(GPU) or {}
-        assert cut["node"].startswith("ann@gpu1.")
-        assert {**cut, "node": "ann@gpu1"} == found
+        assert cut["node"].startswith("gpu1.")
+        assert {**cut, "node": "gpu1"} == found
     finally:
         said.release()
 
@@ -306,6 +307,31 @@ def test_a_process_of_a_job_in_another_account_is_no_stranger(gpus: Path, uids: 
             stranger.kill()
             stranger.wait()
             os.kill(job, signal.SIGKILL)
+
+
+def test_a_claim_names_the_node_and_not_its_long_account(driver: str) -> None:
+    claims, node = Claims(), "gpu-03.hpc.physics.uni.edu"
+    claims.publish({**RECORD, "node": f"a-long.first-and-last-name@{node}", "job": "123456", "since": 1_700_000_000})
+    claims.keep(gpu_claims.held(GPU))
+    try:
+        holder = looked().holder(GPU)
+    finally:
+        claims.release()
+    assert holder is not None
+    assert (holder["agent"], holder["node"], holder["job"]) == (AGENT, node, "123456")
+
+
+def test_a_process_that_may_not_be_looked_at_belongs_to_who_has_claimed_its_gpu(driver: str) -> None:
+    claims, nobody = Claims(), 2**22 + 1  # no process has such a number, so nothing can be read of it
+    claims.publish(RECORD)
+    claims.keep(gpu_claims.held(GPU))
+    try:
+        table = looked()
+        assert (run_of(nobody, GPU, table) or {}).get("job") == "7"
+        assert run_of(nobody, OTHER_GPU, table) is None
+        assert run_of(os.getppid(), GPU, table) is None, "it can be seen that it is somebody else's"
+    finally:
+        claims.release()
 
 
 # In a PID namespace of its own, where it is known who gets the next pid. One of ann's begins to listen, hands that over

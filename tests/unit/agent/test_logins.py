@@ -20,7 +20,7 @@ from ugro.core.node import NodeSpec
 class FakeNode:
     spec: NodeSpec
     machine: Any = field(default_factory=lambda: SimpleNamespace(user="ugro", boot_id="b"))
-    link: Any = "open"
+    link: Any = field(default_factory=lambda: SimpleNamespace(work=()))
     error: Unreachable | None = None
     is_resting: bool = False
     woken: int = 0
@@ -161,6 +161,56 @@ def test_a_login_that_gets_a_job_while_it_is_closed_stays() -> None:
         assert list(inventory.open) == ["ann@gpu1"]
 
     asyncio.run(work())
+
+
+def test_a_login_stays_open_while_files_are_on_their_way() -> None:
+    logins, inventory, _ = made("gpu1")
+    logins.keep_up([], ["ann"])
+    inventory.open["ann@gpu1"].link.work = ("files.read",)
+    assert logins.keep_up([], []) == []
+    inventory.open["ann@gpu1"].link.work = ()
+    assert logins.keep_up([], []) == ["ann@gpu1"]
+
+
+def test_a_login_that_was_empty_elsewhere_is_asked_when_its_node_is_reached_the_old_way_again() -> None:
+    async def work() -> None:
+        logins, inventory, _ = made("gpu1")
+        logins.remember({}, _nothing)
+        logins.placed(Placement((Share("ann@gpu1"),)))
+        logins.keep_up([], [])
+        await logins.close("ann@gpu1")
+        inventory.nodes["gpu1"] = FakeNode(inventory.nodes["gpu1"].spec)
+        logins.keep_up([], [])
+        assert list(inventory.open) == ["ann@gpu1"]
+
+    asyncio.run(work())
+
+
+def test_a_job_that_was_taken_over_from_a_node_keeps_its_login() -> None:
+    logins, inventory, watch = made("gpu1")
+    job = cast(Any, SimpleNamespace(placement=Placement((Share("ann@gpu1"),))))
+    logins.keep_up([job], [])
+    watch.busy.add("ann@gpu1")
+    assert logins.keep_up([], []) == [], "it has files that nobody has fetched"
+    inventory.open.clear()
+    assert inventory.find("ann@gpu1") is not None, "it can be opened again by its name"
+
+
+def test_a_node_that_has_just_booted_is_not_another_machine_for_its_users() -> None:
+    logins, inventory, _ = made("gpu1")
+    node = inventory.nodes["gpu1"]
+    logins.keep_up([], ["ann"])
+    inventory.open["ann@gpu1"].machine = SimpleNamespace(user="ann", boot_id="new")
+    node.link = None
+    assert logins.missing(cast(Any, node), ["ann"], False) == ()
+    node.link = SimpleNamespace(work=())
+    [found] = logins.missing(cast(Any, node), ["ann"], False)
+    assert found.is_lasting
+    assert "another machine" in found.reason
+
+
+async def _nothing(name: str) -> None:
+    """Nothing is recorded."""
 
 
 async def _no_record(name: str) -> None:

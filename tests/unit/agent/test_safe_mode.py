@@ -48,9 +48,13 @@ class Watch:
     def __init__(self) -> None:
         self.identity = Identity("agent", 1, KEY)
         self.silent = ["n1", "n2"]
+        self.seen: list[str] = []
 
     def sightings(self) -> list[Sighting]:
-        return []
+        return [Sighting(name, has_answered=False) for name in self.seen]
+
+    def has_no_account(self, login: str) -> bool:
+        return login == "eve@n1"
 
     def runs(self, node: str) -> Node:
         return Node()
@@ -68,6 +72,15 @@ def with_control(home: Path, work: Callable[[Store, SafeModeControl], Awaitable[
         await work(store, control)
 
     in_store(home, opened)
+
+
+def test_a_login_that_nobody_can_have_used_is_not_waited_for(tmp_path: Path) -> None:
+    async def work(store: Store) -> None:
+        watch = Watch()
+        watch.seen = ["n1", "ann@n1", "eve@n1"]
+        assert SafeModeControl(store.jobs, cast(RunTracker, watch)).not_asked() == ("ann@n1", "n1")
+
+    in_store(tmp_path, work)
 
 
 def test_records_are_there_before_ids_are_reserved(tmp_path: Path) -> None:

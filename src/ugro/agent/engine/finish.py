@@ -15,7 +15,8 @@ from ugro.core.support import clock
 from ugro.nodes.runs import RunStatus
 from ugro.policy.lifecycle.retry import JobView, Retry, after_failure
 from ugro.policy.wording import names
-from ugro.store.jobs import JobStore, StaleMove
+from ugro.store.job_moves import StaleMove
+from ugro.store.jobs import JobStore
 
 log = logging.getLogger(__name__)
 
@@ -67,7 +68,7 @@ class Finish:
         out_of_sight = [
             share.node
             for share in shares
-            if (not self._watch.is_member(share.node) or self._watch.is_elsewhere(share))
+            if (not self._watch.can_be_asked(share.node) or self._watch.is_elsewhere(share))
             and self._exit(job, share.node) is None
             and not self._launch.was_never_asked(job, share.node)
         ]

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Iterable, Sequence
+from collections.abc import Awaitable, Collection, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -45,7 +45,8 @@ from ugro.policy.lifecycle.attempt import AttemptView, NodeRun, RunState
 from ugro.policy.lifecycle.clock import Jump
 from ugro.policy.scheduling import decision
 from ugro.policy.scheduling.scheduler import actions
-from ugro.store.jobs import JobStore, StaleMove
+from ugro.store.job_moves import StaleMove
+from ugro.store.jobs import JobStore
 
 log = logging.getLogger(__name__)
 
@@ -158,8 +159,7 @@ class Engine:
         """Returns after how long it has to look again, whatever happens."""
         await self.live.read()
         holding = self.live.holding()
-        for login in self.logins.keep_up(holding, {line.user for line in self.live.queue.lines}):
-            self._work.do(("log out", login), partial(self.logins.close, login))
+        await self._keep_logins(holding)
         self._watch.keep_up()
         self._scheduler_input.owners.keep_up()
         # Before marks are compared: what is heard later counts in the next look.
@@ -182,6 +182,15 @@ class Engine:
         schedule_s = await self._schedule_when_due()
         is_settling = any(_now() - at < _SETTLE_S for at in self._seen_at.values())
         return min(schedule_s, _SETTLE_S if is_settling else _LONGEST_PAUSE_S)
+
+    async def _keep_logins(self, holding: Collection[Job]) -> None:
+        """In safe mode everybody may have a run that the state does not know, and nobody is logged out."""
+        people = {line.user for line in self.live.queue.lines}
+        if self.safe_mode.is_on:
+            self.logins.keep_up(holding, people | await self._jobs.users())
+            return
+        for login in self.logins.keep_up(holding, people):
+            self._work.do(("log out", login), partial(self.logins.close, login))
 
     def _stand_still(self, holding: Iterable[Job]) -> float:
         """In safe mode: nothing is started, ended or removed. What known runs write is collected."""
@@ -291,7 +300,7 @@ class Engine:
         """Never asked, and nobody is about to; or no longer in the cluster, where nothing is started elsewhere."""
         if ("start", job.id, job.attempt) not in self._work and self._launch.was_never_asked(job, node):
             return True
-        return job.ending is Ending.CANCELLED and (is_elsewhere or not self._watch.is_member(node))
+        return job.ending is Ending.CANCELLED and (is_elsewhere or not self._watch.can_be_asked(node))
 
     async def _move(self, job: Job, state: JobState, reason: str, ending: Ending | None) -> None:
         with contextlib.suppress(StaleMove):

@@ -111,7 +111,7 @@ class Profiling:
             if not is_earlier or job.spec.name != launch.name or job.placement is None or not job.attempt:
                 continue
             nodes = job.placement.node_names
-            if not launch.is_on(nodes) or not all(map(self._watch.is_member, nodes)):
+            if not launch.is_on(nodes) or not all(map(self._watch.can_be_asked, nodes)):
                 continue
             training = await asyncio.to_thread(self._read, job.id, job.attempt, WINDOW)
             found = await asyncio.to_thread(profile, training, job.attempt)

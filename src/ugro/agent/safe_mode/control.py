@@ -129,8 +129,9 @@ class SafeModeControl:
         return [self._found[key] for key in sorted(self._found)]
 
     def not_asked(self) -> tuple[str, ...]:
-        """Nodes of which is not known what they run. Those that refuse us tell it all the same."""
-        return tuple(sorted(one.node for one in self._watch.sightings() if one.node not in self._examined))
+        """Nodes and logins of which is not known what they run. Those that refuse us tell it all the same."""
+        unknown = (one.node for one in self._watch.sightings() if one.node not in self._examined)
+        return tuple(sorted(name for name in unknown if not self._watch.has_no_account(name)))
 
     def leased(self) -> list[Job]:
         """Jobs that the state does not know: what keeps them alive goes on."""

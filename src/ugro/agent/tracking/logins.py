@@ -16,9 +16,9 @@ from ugro.agent.tracking.run_tracker import RunTracker
 from ugro.config.names import is_user
 from ugro.core.job import Job, Placement
 from ugro.core.login import USER, account_of, login_name, node_of
-from ugro.nodes.diagnosis import LASTING_CAUSES
 from ugro.nodes.node import Node
 from ugro.policy.scheduling.cluster_view import NoLogin
+from ugro.policy.scheduling.logins import LoginView, objection
 
 _IDLE_S = 600.0
 _LOOK_S = 1.0  # how often idle ones are looked for
@@ -58,15 +58,19 @@ class Logins:
         self._clear = clear
 
     def placed(self, placement: Placement) -> None:
-        names = {name for name in placement.nodes if account_of(name)}
+        self._note_used({name for name in placement.nodes if account_of(name)})
+
+    def _note_used(self, names: set[str]) -> None:
         self._used |= names
         self._unclear |= names
 
     def keep_up(self, holding: Iterable[Job], waiting: Collection[str]) -> list[str]:
         """Opens what is needed; returns what can be closed. ``waiting``: the users whose jobs wait."""
         now = time.monotonic()
+        held = {name for job in holding for name in (job.placement.nodes if job.placement else ()) if account_of(name)}
+        self._note_used(held)  # also what was taken over from a node, and not placed by this agent
         self._ask_where_nodes_are_new()
-        for name in self._needed(holding, waiting):
+        for name in self._needed(held, waiting):
             if self._inventory.open_login(name) is not None:
                 self._needed_at[name] = now
         self._unheard = {name for name in self._unheard if self._is_awaited(name)}
@@ -74,12 +78,15 @@ class Logins:
             return []
         self._looked_at = now
         self._rest_with_nodes()
-        idle = [
-            login.spec.name
-            for login in self._inventory.logins
-            if now - self._needed_at.setdefault(login.spec.name, now) > self._idle_s
-        ]
+        idle = [login.spec.name for login in self._inventory.logins if self._is_idle(login, now)]
         return [name for name in idle if name not in self._unclear or not self._watch.has_runs(name)]
+
+    def _is_idle(self, login: Node, now: float) -> bool:
+        name = login.spec.name
+        if _is_at_work(login):
+            self._needed_at[name] = now
+            return False
+        return now - self._needed_at.setdefault(name, now) > self._idle_s
 
     async def close(self, name: str) -> None:
         """It has nothing: it is not asked again before a job starts there."""
@@ -92,9 +99,14 @@ class Logins:
         await self._inventory.close_login(name)
 
     def _ask_where_nodes_are_new(self) -> None:
-        """A node that was away, or was reached another way, may have runs that were given up here."""
+        """A node that was away, or was reached another way, may have runs that were given up here.
+
+        A login that was found empty meanwhile may have been looked at elsewhere: in another folder, on another machine.
+        """
         nodes = {node.spec.name: node for node in self._inventory}
         new = {name for name, node in nodes.items() if self._nodes.get(name) is not node}
+        if self._nodes:  # not at the agent's start
+            self._unclear.update(name for name in self._used if node_of(name) in new)
         self._unheard.update(name for name in self._unclear if node_of(name) in new)
         self._nodes = nodes
 
@@ -131,37 +143,28 @@ class Logins:
     def _objection(self, node: Node, user: str) -> NoLogin | None:
         if (account := _account_of(node, user)) is None:
             return None
-        found = self._objection_to(account, node, user)
+        found = objection(self._view(account, node, user))
         if found is not None and found.is_lasting:
             self._refused[account.login] = found
         elif found is None:
             self._refused.pop(account.login, None)
         return found
 
-    def _objection_to(self, account: _Account, node: Node, user: str) -> NoLogin | None:
-        if not account.is_valid:
-            return NoLogin(user, f"has no account for {user}: {account.name!r} is no account's name", is_lasting=True)
-        login = self._inventory.find(account.login)
-        if login is None or (login.link is None and login.error is None):
-            return NoLogin(user, f"is being connected as {account.name}")
-        if login.link is None and login.error is not None:
-            is_lasting = login.error.cause in LASTING_CAUSES
-            return NoLogin(user, f"cannot be reached as {account.name}: {login.error.message}", is_lasting)
-        return self._second_objection(node, login, user)
+    def _view(self, account: _Account, node: Node, user: str) -> LoginView:
+        login = self._inventory.find(account.login) if account.is_valid else None
+        if login is None or login.link is None:
+            error = login.error if login is not None else None
+            said = (error.message, error.cause) if error is not None else (None, None)
+            return LoginView(user, account.name, account.is_valid, is_open=False, error=said[0], cause=said[1])
+        # Only while both are open: after a reboot, one of them still knows the boot before.
+        boots = {one.machine.boot_id for one in (node, login) if one.machine is not None and one.link is not None}
+        has_reported = self._watch.moment(account.login) is not None and self._watch.silent_s(account.login) == 0
+        return LoginView(
+            user, account.name, is_open=True, is_other_machine=len(boots) > 1, has_reported=has_reported
+        )
 
-    def _second_objection(self, node: Node, login: Node, user: str) -> NoLogin | None:
-        """Of one whose link is open."""
-        name = login.spec.name
-        if node.machine and login.machine and node.machine.boot_id != login.machine.boot_id:
-            text = f"is another machine for {account_of(name)}: its GPUs are not the same"
-            return NoLogin(user, text, is_lasting=True)
-        if self._watch.moment(name) is None or self._watch.silent_s(name) > 0:
-            return NoLogin(user, f"has not said yet what runs there as {account_of(name)}")
-        return None
-
-    def _needed(self, holding: Iterable[Job], waiting: Collection[str]) -> Iterator[str]:
-        for job in holding:
-            yield from (name for name in (job.placement.nodes if job.placement else ()) if account_of(name))
+    def _needed(self, held: Iterable[str], waiting: Collection[str]) -> Iterator[str]:
+        yield from held
         yield from self._unheard
         awake = [node for node in self._inventory if node.machine is not None and not node.is_resting]
         personal = [node for node in awake if node.spec.account is not None]
@@ -172,6 +175,11 @@ class Logins:
     def _is_awaited(self, name: str) -> bool:
         login = self._inventory.find(name)
         return login is not None and login.error is None and self._watch.moment(name) is None
+
+
+def _is_at_work(login: Node) -> bool:
+    """Somebody's files are on their way."""
+    return login.link is not None and bool(login.link.work)
 
 
 async def _forget(name: str) -> None:

@@ -136,8 +136,20 @@ class RunTracker:
         """How many nodes the cluster has."""
         return sum(not account_of(name) for name in self._watches)
 
-    def is_member(self, node: str) -> bool:
-        return node in self._watches
+    def can_be_asked(self, node: str) -> bool:
+        """Whether it is in the cluster. Not a login that was taken away: its node answers, and refuses it."""
+        return node in self._watches and not self.is_refused(node)
+
+    def is_refused(self, login: str) -> bool:
+        """Whether the node answers, and lets nobody in by this login."""
+        node, base = self.inventory.find(login), self.inventory.find(node_of(login))
+        if node is None or base is None or node is base or base.link is None:
+            return False
+        return node.link is None and node.error is not None and node.error.cause == "login-denied"
+
+    def has_no_account(self, login: str) -> bool:
+        """It was never used, and is refused: nothing of a job can be there."""
+        return not self.inventory.knows_login(login) and self.is_refused(login)
 
     def is_elsewhere(self, share: Share) -> bool:
         """Whether the node's name now refers to another machine or folder than the one that gave this share."""

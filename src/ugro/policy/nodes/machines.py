@@ -13,6 +13,8 @@ from ugro.core.finding import Finding, Grade
 from ugro.core.login import node_of
 from ugro.core.node import Facts, GpuHolder, Machine, not_used
 
+_SHORTEST_CUT = 16  # characters of a node's name that always have room in a claim (``remote.hardware.gpu_claims``)
+
 
 @dataclass(frozen=True, slots=True)
 class Sighting:
@@ -74,6 +76,12 @@ def with_other_holders(facts: Facts, agent: str, node: str) -> Facts:
 
 
 def _other(holder: GpuHolder | None, agent: str, node: str) -> GpuHolder | None:
-    if holder is None or (holder.agent == agent and node_of(holder.node) == node and not holder.is_leftover):
+    if holder is None or (holder.agent == agent and _is_called(node, holder.node) and not holder.is_leftover):
         return None
     return replace(holder, is_same_agent=holder.agent == agent)
+
+
+def _is_called(node: str, said: str) -> bool:
+    """Whether a claim means this node: it has its name, of which the end may be cut where it is long."""
+    name = node_of(said)
+    return name == node or (len(name) >= _SHORTEST_CUT and node.startswith(name))

@@ -196,7 +196,8 @@ def _seat_name(uuid: str, number: int) -> str:
 def _run_name(record: Record) -> str:
     agent, job = file_name(str(record.get("agent")))[:_LONGEST_AGENT], file_name(str(record.get("job")))[:_LONGEST_JOB]
     numbers = (int(record.get("attempt") or 0), int(record.get("since") or 0), os.getpid())
-    node = "@".join(file_name(part) for part in str(record.get("node")).split("@"))
+    # Without the account, which the kernel says, too: a long name would be cut.
+    node = file_name(str(record.get("node")).rpartition("@")[2])
     text = "%s/%s/%s/%s/%d/%d/%d/%s" % (_RUN, _world(), agent, job, *numbers, node)
     return text[:_LONGEST_NAME]
 
@@ -237,7 +238,7 @@ def listener(name: str) -> Optional[Listener]:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as one:
             one.setblocking(False)
             one.connect("\0" + name)
-            pid, uid, _ = struct.unpack("3i", one.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+            pid, uid, _ = struct.unpack("iII", one.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
     except OSError:  # it has ended, too many have asked, or it was never there
         return None
     return Listener(pid, uid)

@@ -97,6 +97,11 @@ def lineage(pid: int) -> Iterator[int]:
         pid = _parent(pid)
 
 
+def is_hidden(pid: int) -> bool:
+    """Whether nothing can be read of it: it is somebody else's where those are hidden, or it has ended."""
+    return not read("/proc/%d/stat" % pid)
+
+
 def _parent(pid: int) -> int:
     """0 if it is not known."""
     # The name is in brackets and may hold spaces and brackets itself.

@@ -10,8 +10,8 @@ import json
 import os
 from typing import Callable, List, Optional, Protocol, Sequence, Tuple, TypedDict
 
-from ugro.remote.hardware.gpu_claims import ClaimTable
-from ugro.remote.hardware.gpu_facts import Gpu, Reading, SourceAbsentError, SourceError
+from ugro.remote.hardware.gpu_claims import ClaimTable, Record
+from ugro.remote.hardware.gpu_facts import Gpu, Reading, SourceAbsentError, SourceError, is_hidden
 from ugro.remote.hardware.gpu_locks import Holders
 from ugro.remote.hardware.gpu_tools import AmdSmi, NvidiaSmi, RocmSmi
 from ugro.remote.hardware.nvml import Nvml
@@ -56,13 +56,22 @@ def sampling(claims: ClaimTable) -> Callable[[], Answer]:
         answer = found.sample()
         if answer["gpus"]:
             claims.look()
-        for process in [one for gpu in answer["gpus"] for one in gpu["processes"] if not one["is_ours"]]:
-            run = claims.run_above(process["pid"])
-            if run is not None:
-                process["is_ours"], process["job"] = True, run["job"] or None
+        for gpu in answer["gpus"]:
+            for process in [one for one in gpu["processes"] if not one["is_ours"]]:
+                run = run_of(process["pid"], gpu["uuid"], claims)
+                if run is not None:
+                    process["is_ours"], process["job"] = True, run["job"] or None
         return answer
 
     return sample
+
+
+def run_of(pid: int, uuid: str, claims: ClaimTable) -> Optional[Record]:
+    """A process that this account may not look at (``hidepid``) belongs to the run that has claimed its GPU."""
+    if not is_hidden(pid):
+        return claims.run_above(pid)
+    holder = claims.holder(uuid)
+    return holder if holder is not None and holder["job"] else None
 
 
 def sources() -> Sources:

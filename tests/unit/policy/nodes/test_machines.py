@@ -117,6 +117,13 @@ def facts(*holders: GpuHolder | None) -> Facts:
     return Facts(0.0, 0.0, (0.0, 0.0, 0.0), None, 1, 1, gpus=gpus)
 
 
+def test_a_long_name_of_ours_that_a_claim_has_cut_is_no_strangers() -> None:
+    node = "gpu-03.hpc.physics.university-of-somewhere.example.edu"
+    cut = GpuHolder("me", node[:40], "7", 1, "ann", 0.0)
+    short = replace(cut, node=node[:6])
+    assert [gpu.holder is None for gpu in with_other_holders(facts(cut, short), "me", node).gpus] == [True, False]
+
+
 def test_only_strangers_are_named_as_holders() -> None:
     own = GpuHolder("me", "gpu1", "7", 1, "ann", 0.0)
     strangers = [

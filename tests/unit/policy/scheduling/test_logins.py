@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from tests.unit.policy.scheduling.test_scheduler import holds, job, node, snapshot, started, wait_of
 from ugro.core.job import Resources
 from ugro.policy.scheduling.cluster_view import NodeView, NoLogin, Waiting
+from ugro.policy.scheduling.logins import LoginView, objection
 from ugro.policy.scheduling.scheduler import actions, schedule
 from ugro.policy.scheduling.waiting_jobs import WaitingJobs
 from ugro.policy.scheduling.why import why
@@ -21,6 +24,25 @@ def personal(name: str, *refused: str, gpus: int = 1, is_lasting: bool = True) -
 
 def of(user: str, waiting: Waiting) -> Waiting:
     return replace(waiting, user=user)
+
+
+def test_a_login_is_objected_to_until_its_node_has_said_what_runs_there() -> None:
+    ann = LoginView("ann", "lab-ann", is_open=True, has_reported=True)
+    assert objection(ann) is None
+    words = {
+        "has no account for ann: 'lab-ann' is no account's name": replace(ann, is_valid=False),
+        "is being connected as lab-ann": replace(ann, is_open=False),
+        "cannot be reached as lab-ann: login denied": replace(ann, is_open=False, error="login denied"),
+        "is another machine for lab-ann: its GPUs are not the same": replace(ann, is_other_machine=True),
+        "has not said yet what runs there as lab-ann": replace(ann, has_reported=False),
+    }
+    assert {found.reason: view for view in words.values() if (found := objection(view)) is not None} == words
+
+
+@pytest.mark.parametrize(("cause", "is_lasting"), [("login-denied", True), ("name-not-found", False)])
+def test_only_what_is_wrong_with_the_account_keeps_its_user_from_a_node_for_good(cause: str, is_lasting: bool) -> None:
+    found = objection(LoginView("ann", "ann", error="no", cause=cause))
+    assert found == NoLogin("ann", "cannot be reached as ann: no", is_lasting)
 
 
 def test_a_job_starts_where_its_user_can_log_in() -> None:
