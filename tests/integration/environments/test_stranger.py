@@ -88,9 +88,7 @@ def test_a_stranger_trains_on_three_bare_machines_with_one_job_file(
     times = [[(held["node"], held["made_at"]) for held in one["nodes"]] for one in (made[0], environments(ugro)[0])]
     assert times[0] == times[1], "nothing was made again"
     assert {node.name: listing(node) for node in farm.nodes} == before, "nothing outside remote_root was touched"
-    used = ugro("run", "--only", hosts[0], "--", "sh", "-c", "echo $TMPDIR")
-    assert used.stdout == f"{temporary(farm.nodes[0])}\n", "jobs keep their temporary files where we look"
-    assert [path for node in farm.nodes for path in temporary(node).rglob("*")] == []
+    expect_no_temporary_files(ugro, farm)
 
     shown = ugro("node", "setup", "-f", "job.yaml", "--json")
     assert shown.returncode == 0, shown.stderr
@@ -110,6 +108,13 @@ def launched(ugro: Ugro) -> tuple[float, subprocess.CompletedProcess[str]]:
 def environments(ugro: Ugro) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = json.loads(ugro("env", "ls", "--json").stdout)["environments"]
     return found
+
+
+def expect_no_temporary_files(ugro: Ugro, farm: SshdFarm) -> None:
+    first = farm.nodes[0]
+    used = ugro("run", "--only", first.name, "--", "sh", "-c", "echo $TMPDIR")
+    assert used.stdout == f"{temporary(first)}\n", "jobs keep their temporary files where we look"
+    assert [path for node in farm.nodes for path in temporary(node).rglob("*")] == []
 
 
 def temporary(node: SshdNode) -> Path:
