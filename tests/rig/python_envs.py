@@ -7,7 +7,10 @@ import fcntl
 import functools
 import hashlib
 import os
+import shutil
+import subprocess
 import sys
+import sysconfig
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -58,6 +61,37 @@ def _uv_in(folder: Path) -> Path:
         pytest.skip(f"uv cannot be had from PyPI: {error}")
     assert found is not None
     return found.folder / found.blob.name
+
+
+# --- environments that somebody else made --------------------------------------------------------------------------
+
+
+def virtual_environment(folder: Path) -> Path:
+    """Returns the folder of its packages; so does the next one."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
+    [packages] = folder.glob("lib/python*/site-packages")
+    return packages
+
+
+def conda_environment(folder: Path) -> Path:
+    """As conda lays one out: an interpreter and a standard library of its own, conda-meta/, and no pyvenv.cfg."""
+    binary, library = folder / "bin" / f"python{MINOR}", folder / "lib" / f"python{MINOR}"
+    for made in (binary.parent, library, folder / "conda-meta"):
+        made.mkdir(parents=True)
+    (folder / "conda-meta" / "history").write_text("==> 2030-01-01 00:00:00 <==\n# cmd: conda create -n torch\n")
+    # The interpreter finds its library beside itself, so it must be a file there and not a link.
+    shutil.copy2(os.path.realpath(sys.executable), binary)
+    for name in ("python", "python3"):
+        (binary.parent / name).symlink_to(binary.name)
+    for part in Path(sysconfig.get_path("stdlib")).iterdir():
+        if part.name not in ("site-packages", "dist-packages", "__pycache__"):
+            (library / part.name).symlink_to(part)
+    for part in Path(sysconfig.get_config_var("LIBDIR")).glob("libpython*.so*"):  # of a shared build
+        (folder / "lib" / part.name).symlink_to(part)
+    asked = [str(binary), "-I", "-c", "import site; print(site.getsitepackages()[0])"]
+    packages = Path(subprocess.check_output(asked, text=True).strip())
+    packages.mkdir(parents=True, exist_ok=True)
+    return packages
 
 
 # --- contents on a node --------------------------------------------------------------------------------------------

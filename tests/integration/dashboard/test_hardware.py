@@ -30,9 +30,8 @@ from ugro.store.database import Store
 WHEN = "2026-01-01T00:00:00+00:00"
 NODES = "nodes:\n" + "".join(f"  gpu{n}: {{transport: local, remote_root: '%(home)s/gpu{n}'}}\n" for n in (1, 2, 3))
 GPU = DeviceFigures("GPU-1", "NVIDIA GeForce RTX 4090", 0, 80.0, 82.0, 160.0, 161.0, 310.0, 9e11, 2.4e10, 2.5e10)
-FAST = NodeFigures(
-    "gpu1", WHEN, Mode.FULL, "550.1", "2.13.0", (GPU,), CpuFigures(3e7, 4e8, 16), 4e10, StorageFigures(1e9, 3e9, 1e4)
-)
+DISK = StorageFigures(1e9, 3e9, 1e4, 0.004)
+FAST = NodeFigures("gpu1", WHEN, Mode.FULL, "550.1", "2.13.0", (GPU,), CpuFigures(3e7, 4e8, 16), 4e10, DISK)
 SLOW = NodeFigures(
     "gpu2", WHEN, Mode.QUICK, cpu=CpuFigures(2e7, 1e8, 8), skipped=(Skipped("devices", "PyTorch is not there"),)
 )
@@ -68,6 +67,7 @@ def test_the_page_has_bars_of_devices_a_matrix_of_links_and_what_became_slower(
     expect(fast).to_contain_text("161 TFLOP/s")
     expect(page.locator("[data-node=gpu2]")).to_contain_text("1 not measured")
     expect(fast).to_contain_text("2.8 GiB/s")
+    expect(fast).to_contain_text("250/s")
     matrix = page.get_by_role("group", name="Matrix of links")
     expect(matrix.locator("tbody tr", has_text="gpu2")).to_contain_text("858.3 MiB/s")
     expect(matrix.locator("tbody tr", has_text="gpu1")).to_contain_text("1.0 GiB/s")
@@ -81,3 +81,11 @@ def test_the_page_has_bars_of_devices_a_matrix_of_links_and_what_became_slower(
     assert (worse.subject, worse.grade) == ("gpu1", Grade.WARNING)
     page.goto(f"{dashboard.url}/nodes/gpu3")
     expect(page.locator("main")).to_contain_text("Not measured yet")
+
+
+def test_prometheus_gets_links_and_all_reduces_too(dashboard: Dashboard) -> None:
+    exposed = dashboard.client.metrics_page().decode()
+    assert 'ugro_node_measured_storage_fsync_seconds{node="gpu1"} 0.004\n' in exposed
+    assert 'ugro_node_measured_link_jitter_seconds{node="gpu2",to="gpu1"} 1e-05\n' in exposed
+    everyone = 'nodes="gpu1,gpu2",backend="gloo",bytes="16000000"'
+    assert f"ugro_node_measured_allreduce_seconds{{{everyone}}} 0.02\n" in exposed

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.conftest import in_loop
-from tests.rig.python_envs import MINOR, python_envs
+from tests.rig.python_envs import MINOR, conda_environment, python_envs
 from tests.rig.wheels import index
 from ugro.core.errors import EnvFailed
 
@@ -41,6 +41,23 @@ async def test_an_existing_environment_is_checked_and_not_changed(root: Path) ->
                 await envs.check(path)
             assert failed.value.cause == cause
     assert sorted(str(path) for path in home.rglob("*")) == before
+
+
+@in_loop
+async def test_an_environment_of_conda_is_checked_and_not_changed(root: Path) -> None:
+    folder = root.parent / "home" / "miniconda3" / "envs" / "torch"
+    package = conda_environment(folder) / "torch-2.13.0.dist-info"
+    package.mkdir()
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 2.13.0\n")
+    assert not (folder / "pyvenv.cfg").exists()
+    before = sorted(str(path) for path in folder.rglob("*"))
+    async with python_envs(root) as envs:
+        found = await envs.check("~/miniconda3/envs/torch")
+        assert (found.name, found.python) == (str(folder), str(folder / "bin" / "python"))
+        assert (found.version.startswith(MINOR), found.installer) == (True, "")
+        assert found.packages == (("torch", "2.13.0"),), "nothing of the interpreter that it is a copy of"
+        assert (await envs.check("~/miniconda3/envs/torch/bin/python")).name == found.name
+    assert sorted(str(path) for path in folder.rglob("*")) == before
 
 
 @in_loop

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.integration.conftest import Farms, Ugro
 from tests.integration.sharing import commands
+from tests.rig.python_envs import conda_environment, virtual_environment
 from tests.rig.waiting import wait_until
 from tests.rig.wheels import Index, Wheel, index, wheel
 
@@ -182,10 +184,47 @@ def test_a_result_is_reused_as_long_as_its_environment_is_the_same(
 
 
 @pytest.mark.proof
-def test_an_environment_that_exists_is_used_as_it_is(ugro: Ugro, tmp_path: Path) -> None:
-    existing = tmp_path / "venv"
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(existing)], check=True)
-    [packages] = existing.glob("lib/python*/site-packages")
+def test_a_pylock_decides_versions_and_hashes(
+    ugro: Ugro, tmp_path: Path, uv: Path, wheels: tuple[Wheel, Wheel]
+) -> None:
+    with index(*wheels) as served:
+        job_file(ugro.home / "cwd", served)
+        file, lock = ugro.home / "cwd" / "job.yaml", ugro.home / "cwd" / "pylock.toml"
+        file.write_text(file.read_text().replace("packages: [tiny]", "lock: pylock.toml"))
+        lock.write_text(pylock(uv, served, tmp_path))
+        served.wheels.append(wheel(tmp_path / "new", "tiny", "1.3"))
+        done = ugro("launch", "-f", "job.yaml", timeout=180)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.startswith("0 1.2 "), "as it was locked"
+        names = made_on(tmp_path)
+        assert len(names) == 2
+        # The index has a file of that name, but not the one that was locked.
+        lock.write_text(lock.read_text().replace(wheels[0].sha256, 64 * "0"))
+        refused = ugro("launch", "-f", "job.yaml", timeout=180)
+    assert refused.returncode == 1
+    assert "the Python environment was not made" in refused.stderr
+    assert "hash" in refused.stderr
+    assert made_on(tmp_path) == names
+
+
+def pylock(uv: Path, served: Index, folder: Path) -> str:
+    """As uv writes it, of the newest tiny that is there now."""
+    (folder / "requirements.in").write_text("tiny\n")
+    argv = [
+        *(str(uv), "pip", "compile", "--quiet", "--no-config", "--no-cache", "--python", sys.executable),
+        *("--index-url", served.url, "--format", "pylock.toml", str(folder / "requirements.in")),
+    ]
+    environment = {"PATH": os.defpath, "HOME": str(folder)}
+    return subprocess.run(argv, env=environment, capture_output=True, text=True, timeout=60, check=True).stdout
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("make", [virtual_environment, conda_environment])
+def test_an_environment_that_exists_is_used_as_it_is(
+    ugro: Ugro, tmp_path: Path, make: Callable[[Path], Path]
+) -> None:
+    existing = tmp_path / "existing"
+    packages = make(existing)
     (ugro.home / "cwd" / "train.py").write_text(SCRIPT)
     launch = ("launch", "train.py", "--nodes", "2", "--existing-environment")
     lacking = ugro(*launch, str(existing), timeout=120)

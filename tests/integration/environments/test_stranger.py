@@ -51,7 +51,11 @@ def wheels(tmp_path: Path) -> Path:
 def farm(farm_of: Farms) -> SshdFarm:
     if _PYTHON is None or _has_torch(_PYTHON):
         pytest.skip("the nodes' own Python has torch already, or there is none")
-    return farm_of(3)
+    found = farm_of(3)
+    for node in found.nodes:  # a folder for temporary files of its own: in /tmp, others leave theirs, too
+        temporary(node).mkdir()
+        node.configure(variables=(("TMPDIR", str(temporary(node))),))
+    return found
 
 
 @pytest.mark.proof
@@ -84,6 +88,7 @@ def test_a_stranger_trains_on_three_bare_machines_with_one_job_file(
     times = [[(held["node"], held["made_at"]) for held in one["nodes"]] for one in (made[0], environments(ugro)[0])]
     assert times[0] == times[1], "nothing was made again"
     assert {node.name: listing(node) for node in farm.nodes} == before, "nothing outside remote_root was touched"
+    expect_no_temporary_files(ugro, farm)
 
     shown = ugro("node", "setup", "-f", "job.yaml", "--json")
     assert shown.returncode == 0, shown.stderr
@@ -103,6 +108,17 @@ def launched(ugro: Ugro) -> tuple[float, subprocess.CompletedProcess[str]]:
 def environments(ugro: Ugro) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = json.loads(ugro("env", "ls", "--json").stdout)["environments"]
     return found
+
+
+def expect_no_temporary_files(ugro: Ugro, farm: SshdFarm) -> None:
+    first = farm.nodes[0]
+    used = ugro("run", "--only", first.name, "--", "sh", "-c", "echo $TMPDIR")
+    assert used.stdout == f"{temporary(first)}\n", "jobs keep their temporary files where we look"
+    assert [path for node in farm.nodes for path in temporary(node).rglob("*")] == []
+
+
+def temporary(node: SshdNode) -> Path:
+    return node.directory / "tmp"
 
 
 def listing(node: SshdNode) -> dict[str, int]:

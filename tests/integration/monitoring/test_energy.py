@@ -12,6 +12,7 @@ import pytest
 
 from tests.integration.conftest import InProcess, Ugro
 from tests.rig.browser import Dashboard, dashboards
+from tests.rig.training import Pretend
 from tests.rig.waiting import wait_until
 from tests.rig.web import ask, cookie_of, sign_in
 from ugro.lab.simulated_gpus import SimulatedGpu, build_nvml_stub, write_gpus
@@ -29,6 +30,15 @@ if os.environ["RANK"] == "0":
 if len(sys.argv) > 1:
     while not os.path.exists(sys.argv[1]):
         time.sleep(0.05)
+"""
+# The first rank writes records as a training does: those in the file of its argument, at the time of each.
+TELLS = """\
+import json, os, sys, time
+if os.environ["RANK"] == "0":
+    with open(sys.argv[1]) as records, open(os.environ["UGRO_OUTPUT"] + "/metrics.jsonl", "w") as out:
+        for line in records:
+            time.sleep(0.01)
+            out.write(json.dumps({**json.loads(line), "time": time.time()}) + "\\n")
 """
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="not installed: a C compiler")
@@ -53,8 +63,8 @@ def ugro(dashboard: Dashboard) -> Ugro:
     return found
 
 
-def submitted(dashboard: Dashboard, folder: Path, *words: str) -> int:
-    (folder / "train.py").write_text(TRAIN)
+def submitted(dashboard: Dashboard, folder: Path, *words: str, script: str = TRAIN) -> int:
+    (folder / "train.py").write_text(script)
     given = {"script": "train.py", "args": list(words), "gpus_per_node": str(len(POWERS_W)), "cpus": 0}
     return dashboard.client.jobs.submit(fields={**given, "workdir": str(folder)}, env={}).id
 
@@ -100,6 +110,37 @@ def test_what_a_job_used_is_everywhere(dashboard: Dashboard, ugro: Ugro, tmp_pat
     assert "CHF" in text
     wait_until(lambda: ">energy" in page(dashboard, "/experiments?all=1"), 30, "its total in the table")
     assert ">cost" in page(dashboard, "/experiments?all=1")
+
+
+def test_a_profile_has_samples_per_joule_and_names_the_device_that_only_costs_energy(
+    dashboard: Dashboard, ugro: Ugro, tmp_path: Path
+) -> None:
+    """The second rank needs more time for no sample at all than the first for the whole batch."""
+    records = tmp_path / "records.jsonl"
+    pretend = Pretend([0.001, 0.001], fixed_s=[0.0, 0.3], names=("here:0", "here:1"))
+    records.write_bytes(b"".join(pretend.run(60)))
+    job = submitted(dashboard, tmp_path, str(records), script=TELLS)
+    assert dashboard.client.jobs.wait(job, timeout_s=60).exit_code == 0
+    wait_until(lambda: dashboard.client.jobs.results(job)[1].state == "home", 30, "its files")
+    found = document(ugro, "profile", str(job))["job"]["profile"]
+    first, second = found["ranks"]
+    assert first["watts"] / second["watts"] == pytest.approx(POWERS_W[0] / POWERS_W[1], rel=0.1)
+    assert found["watts"] == pytest.approx(sum(POWERS_W), rel=0.5), "nothing is read while the driver is loaded"
+    for one in (first, second):
+        assert one["samples_per_joule"] == pytest.approx(one["samples"] / (one["watts"] * found["step_s"]))
+    assert found["samples_per_joule"] == pytest.approx(pretend.batch / (found["watts"] * found["step_s"]))
+    wasteful = found["findings"][-1]
+    assert (wasteful["kind"], wasteful["ranks"]) == ("energy", [1])
+    share = f"{100 * second['watts'] / found['watts']:.0f} %"
+    assert wasteful["words"].startswith(f"here:1 makes it slower, with {share} of the energy: without it, a joule")
+    assert wasteful["remedy"].endswith("launch it without here:1")
+
+    done = ugro("profile", str(job))
+    header, *rows = [line.split("\t") for line in done.stdout.splitlines()]
+    assert [float(row[header.index("watts")]) for row in rows] == pytest.approx(
+        [first["watts"], second["watts"]], rel=1e-4
+    )
+    assert wasteful["words"] in done.stderr
 
 
 @pytest.mark.proof

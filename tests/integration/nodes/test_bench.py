@@ -19,6 +19,9 @@ from tests.rig.agent import holder
 from tests.rig.waiting import is_alive, processes_with, wait_until
 
 MEASURING = b"ugro.remote.bench.main"
+CPU_FIGURES = ("one_core_bytes_per_s", "all_cores_bytes_per_s")
+DISK_FIGURES = ("write_bytes_per_s", "read_bytes_per_s", "random_reads_per_s", "fsync_s")
+GPU_FIGURES = ("fp16_tflops", "memory_bytes_per_s", "to_device_bytes_per_s", "from_device_bytes_per_s")
 CLUSTER = "nodes:\n  here: {transport: local, remote_root: %s/root}\n"
 
 
@@ -101,8 +104,27 @@ def test_every_part_of_a_node_is_measured_or_said_not_to_be(own: Ugro) -> None:
     skipped = " ".join(one["what"] for one in node["skipped"])
     for part in ("cpu", "memory_bytes_per_s", "storage"):
         assert node[part], part
+    assert node["memory_bytes_per_s"] > 0
+    for part, figures in (("cpu", CPU_FIGURES), ("storage", DISK_FIGURES)):
+        assert [name for name in figures if not node[part][name] > 0] == []
     assert node["devices"] or "devices" in skipped
     assert not files_below(own.home / "root")
+
+
+@pytest.mark.proof
+def test_devices_are_measured_where_pytorch_is(own: Ugro) -> None:
+    torch = pytest.importorskip("torch")
+    assert own.cluster is not None
+    own.cluster.write_text((CLUSTER % own.home).replace("}", f", python: {sys.executable}}}"))
+    measured = document(own("node", "bench", "--only", "devices", "--force", "--json", timeout=180))["measurement"]
+    [node] = measured["nodes"]
+    assert node["torch"] == torch.__version__
+    assert len(node["devices"]) == max(1, torch.cuda.device_count())
+    for device in node["devices"]:
+        assert device["fp32_tflops"] > 0
+    if torch.cuda.is_available():
+        for device in node["devices"]:
+            assert [name for name in GPU_FIGURES if not device[name] > 0] == []
 
 
 @pytest.mark.proof
@@ -163,7 +185,7 @@ def test_links_and_all_reduces_between_two_machines_reached_by_ssh(ugro: Ugro, f
     measured = document(ugro("node", "bench", *words))["measurement"]
     [link] = measured["links"]
     assert {link["source"], link["target"]} == set(names)
-    for figure in ("bytes_per_s", "back_bytes_per_s", "latency_s"):
+    for figure in ("bytes_per_s", "back_bytes_per_s", "latency_s", "jitter_s"):
         assert link[figure] > 0, (figure, link)
     sizes = [one["size_bytes"] for one in measured["allreduces"]]
     assert 10**6 in sizes, measured
@@ -171,6 +193,11 @@ def test_links_and_all_reduces_between_two_machines_reached_by_ssh(ugro: Ugro, f
     assert {(one["ranks"], one["backend"]) for one in measured["allreduces"]} == {(2, "gloo")}
     shown = document(ugro("node", "show", names[0], "--json"))["hardware"]["links"]
     assert [one["target"] for one in shown] == [names[1]]
+    # With the time of a full measurement none is left out, on a slow machine either.
+    measured = document(ugro("node", "bench", "--only", "allreduce", "--force", "--json", timeout=180))["measurement"]
+    took = {one["size_bytes"]: one["seconds"] for one in measured["allreduces"]}
+    assert list(took) == [10**6, 16 * 10**6, 128 * 10**6], measured
+    assert 0 < took[10**6] < took[128 * 10**6]
 
 
 @pytest.mark.proof

@@ -8,11 +8,13 @@ _NETWORK = "src/ugro/remote/bench/network.py"
 _STORAGE = "src/ugro/remote/bench/storage.py"
 _SERVICE = "src/ugro/agent/hardware/service.py"
 _INPUT = "src/ugro/agent/tracking/scheduler_input.py"
+_WIRING = "src/ugro/agent/wiring.py"
 _DECLINE = "src/ugro/policy/hardware/decline.py"
 
 REMOTE = ("tests/unit/remote/test_bench.py",)
 DECLINE = ("tests/unit/policy/hardware/test_decline.py",)
 LINES = ("tests/unit/agent/test_bench_lines.py",)
+USE = ("tests/integration/nodes/test_bench_use.py", "-k")
 COMMAND = ("tests/integration/nodes/test_bench.py", "-k")
 
 MUTANTS = (
@@ -45,6 +47,21 @@ MUTANTS = (
         "one low run is a finding",
         (Edit(_DECLINE, "before, now = median(earlier), max(low)", "before, now = median(earlier), min(low)"),),
         DECLINE,
+    ),
+    Mutant(
+        "any change of a quick fsync is a finding",
+        (Edit(_DECLINE, "min(before * (1 - _SYNC_MARGIN), 1 / _LONG_SYNC_S)", "before * (1 - _SYNC_MARGIN)"),),
+        DECLINE,
+    ),
+    Mutant(
+        "static shares ignore what was measured",
+        (Edit(_WIRING, "    planner.measured = base.measured.latest_of\n", ""),),
+        (*USE, "static_shares"),
+    ),
+    Mutant(
+        "nodes are chosen without what was measured",
+        (Edit(_WIRING, "    health.speeds = base.measured.speeds\n", ""),),
+        (*USE, "equal_nodes"),
     ),
     Mutant(
         "a node's figures are believed whatever they are",

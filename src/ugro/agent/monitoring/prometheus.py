@@ -84,7 +84,7 @@ class PrometheusMetrics:
                 _energy_of(running, self._energy()),
                 *(of_services(await self.services()) if self.services else ()),
                 *(of_usage(await self.usage()) if self.usage else ()),
-                *(of_hardware(self.measured.latest, await self._store.hardware.links()) if self.measured else ()),
+                *(await self._of_hardware(self.measured) if self.measured else ()),
                 *self._of_agent(await self._metrics.size_bytes()),
             ]
         )
@@ -98,6 +98,10 @@ class PrometheusMetrics:
                     self._ended[end.state] += 1
                     if end.lasted_s is not None:
                         self._durations[end.state].observe(end.lasted_s)
+
+    async def _of_hardware(self, measured: MeasuredHardware) -> Iterator[Family]:
+        kept = self._store.hardware
+        return of_hardware(measured.latest, await kept.links(), await kept.allreduces())
 
     def _of_all_jobs(self, states: Mapping[JobState, int]) -> Iterator[Family]:
         family = Family("ugro_jobs", "gauge", "Jobs that have not ended, by state.")

@@ -19,6 +19,10 @@ _LOW_RUNS = 2
 _EARLIER = 10  # runs at most
 # How far below the earlier figures: dedicated devices repeat well; a CPU shares its machine, a disk has caches.
 _MARGINS = {"gpu": 0.2, "cpu": 0.4, "memory": 0.4, "storage": 0.5}
+# An fsync waits for whatever else the disk does: it counts if it takes four times as long as before, and long at all.
+_SYNC_MARGIN = 0.75
+_LONG_SYNC_S = 0.02
+_SHORTEST_SYNC_S = 1e-6  # what is said to take less has no meaning
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +39,19 @@ class Series:
         if self.unit == "B/s":
             return f"{format_size(value)}/s"
         if self.unit == "/s":
-            return f"{value:,.0f}/s"
+            return f"{value:,.0f}/s" if value >= 10 else f"{value:.2g}/s"
         return f"{value:.3g} {self.unit}" if value >= 1 else f"{value * 1000:.3g} G{self.unit[1:]}"
 
     @property
     def key(self) -> str:
         """By the device itself: another one may get its number."""
         return f"{self.what} of {self.device}" if self.kind == "gpu" else self.what
+
+    def least(self, before: float) -> float:
+        """Below it, the figure is worse than it was ``before``."""
+        if self.what == _SYNCS:
+            return min(before * (1 - _SYNC_MARGIN), 1 / _LONG_SYNC_S)
+        return before * (1 - _MARGINS[self.kind])
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +80,7 @@ def declined(series: Series) -> Decline | None:
     if len(low) < _LOW_RUNS or not earlier:
         return None
     before, now = median(earlier), max(low)
-    return Decline(series, now, before) if now < before * (1 - _MARGINS[series.kind]) else None
+    return Decline(series, now, before) if now < series.least(before) else None
 
 
 def is_low(series: Series) -> bool:
@@ -85,7 +95,7 @@ def all_series(runs: Sequence[NodeFigures]) -> Iterator[Series]:
     for name, kind, read in _FIGURES:
         values = tuple(value for run in runs if (value := read(run)) is not None)
         if values:
-            yield Series(name, kind, "/s" if name == _RANDOM else "B/s", values)
+            yield Series(name, kind, "/s" if name in (_RANDOM, _SYNCS) else "B/s", values)
 
 
 def _of_device(uuid: str, runs: Sequence[DeviceFigures]) -> Iterator[Series]:
@@ -104,6 +114,7 @@ def _of_device(uuid: str, runs: Sequence[DeviceFigures]) -> Iterator[Series]:
 
 
 _RANDOM = "random reads"
+_SYNCS = "small fsyncs"  # one after another: so that more is better, as in all other figures
 _FIGURES: tuple[tuple[str, str, Callable[[NodeFigures], float | None]], ...] = (
     ("CPU, one core", "cpu", lambda run: run.cpu.one_core_bytes_per_s if run.cpu else None),
     ("CPU, all cores", "cpu", lambda run: run.cpu.all_cores_bytes_per_s if run.cpu else None),
@@ -111,12 +122,17 @@ _FIGURES: tuple[tuple[str, str, Callable[[NodeFigures], float | None]], ...] = (
     ("storage writes", "storage", lambda run: run.storage.write_bytes_per_s if run.storage else None),
     ("storage reads", "storage", lambda run: _uncached(run, lambda one: one.read_bytes_per_s)),
     (_RANDOM, "storage", lambda run: _uncached(run, lambda one: one.random_reads_per_s)),
+    (_SYNCS, "storage", lambda run: _syncs_per_s(run.storage.fsync_s if run.storage else None)),
 )
 
 
 def _uncached(run: NodeFigures, read: Callable[..., float | None]) -> float | None:
     """Reads from a cache say nothing of the disk."""
     return None if run.storage is None or run.storage.is_cached else read(run.storage)
+
+
+def _syncs_per_s(one_s: float | None) -> float | None:
+    return None if one_s is None else 1 / max(one_s, _SHORTEST_SYNC_S)
 
 
 def _finding(newest: NodeFigures, declines: Sequence[Decline]) -> Finding:

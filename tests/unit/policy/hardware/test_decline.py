@@ -28,6 +28,11 @@ def of_disk(write: float, read: float, *, is_cached: bool = False) -> NodeFigure
     return NodeFigures("gpu1", "2026-01-01T00:00:00+00:00", Mode.QUICK, storage=disk)
 
 
+def of_sync(fsync_s: float, write: float = 100e6) -> NodeFigures:
+    disk = StorageFigures(write, 200e6, 1000.0, fsync_s)
+    return NodeFigures("gpu1", "2026-01-01T00:00:00+00:00", Mode.QUICK, storage=disk)
+
+
 def judged(*newest_first: NodeFigures) -> list[Finding]:
     return judge_figures(newest_first)
 
@@ -79,6 +84,29 @@ def test_a_dying_disk_is_named_and_reads_from_a_cache_are_not_compared() -> None
     assert "smartctl" in (found.remedy or "")
     cached = of_disk(100e6, 9e9, is_cached=True)
     assert judged(of_disk(100e6, 200e6), of_disk(100e6, 200e6), cached, cached) == []
+
+
+def test_a_disk_whose_small_fsyncs_take_far_longer_is_named_although_it_reads_and_writes_as_before() -> None:
+    [found] = judged(*map(of_sync, (0.5, 0.4, 0.005, 0.006, 0.004)))
+    assert "small fsyncs: 2.5/s in the last two measurements, 200/s before" in found.text
+    assert "smartctl" in (found.remedy or "")
+    [together] = judged(of_sync(0.5, 10e6), of_sync(0.5, 10e6), of_sync(0.005))
+    assert "small fsyncs" in together.text, "the worst comes first"
+    assert "1 more figures are low" in together.text, "one disk, one finding"
+
+
+@pytest.mark.parametrize(
+    "history",
+    [
+        (0.060, 0.070, 0.020, 0.025),  # a busy disk: three times as long
+        (0.010, 0.012, 0.0001, 0.0001),  # a cache that was switched off: not long at all
+        (0.5, 0.005, 0.005),  # once
+        (0.005, 0.005, 0.5),  # better
+        (0.001, 0.001, 0.0),  # no clock says so
+    ],
+)
+def test_noise_of_fsyncs_and_those_that_are_still_quick_are_no_finding(history: tuple[float, ...]) -> None:
+    assert judged(*map(of_sync, history)) == []
 
 
 def test_figures_of_one_device_are_one_finding() -> None:
