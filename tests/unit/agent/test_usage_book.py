@@ -36,8 +36,9 @@ def at(wall_s: float) -> Instant:
 
 async def used(store: Store, user: str, begin_s: float, end_s: float, gpus: int = 1) -> None:
     """An attempt of this user held GPUs from then until then, by the wall clock."""
-    placement = Placement((Share("n1", tuple(range(gpus))),))
-    attempt = await run(store, user, f"key-{next(_numbers)}", placement)
+    number = next(_numbers)
+    placement = Placement((Share(f"n{number}", tuple(range(gpus))),))
+    attempt = await run(store, user, f"key-{number}", placement)
     begun = attempt.attempt_started
     assert begun is not None
     ended = Instant(end_s, begun.boot_id, begun.boot_s + end_s - begin_s)
@@ -171,8 +172,8 @@ def test_past_use_decides_between_two_who_hold_the_same_now_until_it_has_faded(t
             now = at(now_s)
             waiting = [job(1, user="ann", at=now.boot_s - 120), job(2, user="bob", at=now.boot_s - 60)]
             holding = [
-                holds(number, f"n{number}", user=user, submitted_at=now.boot_s - 900, started_at=now.boot_s - 600)
-                for number, user in enumerate(("ann", "bob"), start=1)
+                holds(number, where, user=user, submitted_at=now.boot_s - 900, started_at=now.boot_s - 600)
+                for number, where, user in ((8, "n1", "ann"), (9, "n2", "bob"))
             ]
             view = snapshot(nodes(3), waiting, holding, now.boot_s)
             return list(started(schedule(replace(view, accounts=book.accounts(now)) if knows_the_past else view)))
