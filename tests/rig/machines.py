@@ -74,6 +74,11 @@ class Machines:
         return self.farm.nodes[0]
 
     @property
+    def jump(self) -> SshdNode:
+        """Another machine, which forwards connections."""
+        return self.farm.nodes[1]
+
+    @property
     def env(self) -> dict[str, str]:
         kept = {key: value for key, value in os.environ.items() if not key.startswith(("UGRO_", "SSH_"))}
         return {**kept, "HOME": str(self.laptop), "UGRO_MASTER_SSH_CONFIG": str(self.farm.ssh_config)}
@@ -119,7 +124,7 @@ def machines(directory: Path) -> Iterator[Machines]:
     laptop, project, files = directory / "laptop", directory / "project", directory / "files"
     for folder in (laptop, project, files):
         folder.mkdir(parents=True)
-    with SshdFarm(directory / "farm", 1) as farm:
+    with SshdFarm(directory / "farm", 2) as farm:
         programs = farm.nodes[0].home / ".local" / "bin"
         programs.mkdir(parents=True)
         (programs / "ugro").symlink_to(UGRO)

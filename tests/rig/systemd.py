@@ -68,8 +68,15 @@ def main(folder: Path, words: list[str]) -> int:
     if verb == "restart" or "--now" in words:
         _end(folder)
     if verb in ("start", "restart") and not _running(folder):
-        return _start(folder, rest[0])
+        return _start(folder, _units(words) / rest[0])
     return 0
+
+
+def _units(words: list[str]) -> Path:
+    """Those of the whole system are where a test has laid a folder of its own."""
+    if "--user" not in words:
+        return Path("/etc/systemd/system")
+    return Path(os.environ.get("XDG_CONFIG_HOME") or f"{os.environ['HOME']}/.config", "systemd/user")
 
 
 def _running(folder: Path) -> list[int]:
@@ -85,9 +92,8 @@ def _end(folder: Path) -> None:
     wait_until(lambda: not _running(folder), _READY_S, "the unit's process to end")
 
 
-def _start(folder: Path, name: str) -> int:
-    units = Path(os.environ.get("XDG_CONFIG_HOME") or f"{os.environ['HOME']}/.config", "systemd/user")
-    [line] = [line for line in (units / name).read_text().splitlines() if line.startswith("ExecStart=")]
+def _start(folder: Path, unit: Path) -> int:
+    [line] = [line for line in unit.read_text().splitlines() if line.startswith("ExecStart=")]
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
         listener.settimeout(_READY_S)
         address = f"\0ugro-test-{os.getpid()}"

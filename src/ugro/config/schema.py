@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import MappingProxyType
 
 from ugro.config.channels import CHANNELS, LOG, Channel
 from ugro.config.discovery import Discovery
@@ -41,6 +42,8 @@ _NUMBER = Number()
 _BOOL = Bool()
 _LABELS = ListOf("a list of words such as [fast, lab2]", LABEL)
 _PROGRAM = Text("a program or its path, such as python3.11 or ~/venv/bin/python", is_program)
+# One agent serves several cluster files, and some come with a repository: they do not say where its state is.
+_STORE = "it stands in store.yaml of the state directory, ~/.ugro; ugro store migrate --to URL writes it"
 
 
 @section
@@ -331,6 +334,7 @@ class Settings(Section):
     """All of the cluster file but its nodes."""
 
     other_keys = ("nodes",)
+    elsewhere = MappingProxyType({"store": _STORE})
 
     remote_root: str = key(
         "~/grid_workspace",

@@ -86,6 +86,7 @@ def section(cls: type[T]) -> type[T]:
 class Section:
     noun: ClassVar[str] = "this map"
     other_keys: ClassVar[tuple[str, ...]] = ()  # keys of the same map that are read elsewhere
+    elsewhere: ClassVar[Mapping[str, str]] = {}  # keys that people look for in this map: a hint where they stand
     makes: ClassVar[Callable[..., Any] | None] = None
     # Which keys the file has; a default that the file spells out is among them.
     given_keys: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
@@ -152,8 +153,8 @@ class Section:
     def unknown(cls, name: str) -> BadValueError:
         known = [*cls.other_keys, *cls.known_keys()]
         near = nearest(name, known)
-        hint = f"did you mean {near}?" if near else f"the keys of {cls.noun} are {', '.join(known)}"
-        return BadValueError("unknown key", hint=hint, at=(name,))
+        others = f"did you mean {near}?" if near else f"the keys of {cls.noun} are {', '.join(known)}"
+        return BadValueError("unknown key", hint=cls.elsewhere.get(name, others), at=(name,))
 
 
 class Nested(Kind):

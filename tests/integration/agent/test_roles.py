@@ -3,29 +3,41 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
-from collections.abc import Iterable, Mapping
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import AsyncGenerator, Collection, Iterable, Iterator, Mapping
+from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import pytest
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
 from starlette.routing import BaseRoute
+from starlette.types import ASGIApp
 
-from tests.rig.identity import CLUSTER, MEMBER, ask, bearer, person, running_agent, write_cluster
+from tests.rig.identity import CLUSTER, MEMBER, Answer, ask, bearer, person, running_agent, signed_in, write_cluster
+from tests.rig.waiting import wait_until
 from ugro.agent.agent import Agent
 from ugro.agent.api.access_rules import PAGES, RULES, Access
 from ugro.agent.ops.tokens import Tokens
+from ugro.agent.team_server import serve_team
 from ugro.core.cluster_file import ServedFile
 from ugro.core.identity import Role
 from ugro.core.support.state_dir import StateDir
 from ugro.web.access import AccessSettings
 from ugro.web.api_server import DOCS, create_api
-from ugro.web.app import create_pages
+from ugro.web.app import create_pages, create_web
 from ugro.web.site import Site
+from ugro.web.tokens import COOKIE_LIFETIME_S
 from ugro.web.tokens import Tokens as DashboardTokens
 
 _GAP = re.compile(r"\{[a-z]+(?::path)?\}")
+REFUSED = (403, "not_allowed")
 _WEAKER = {Role.USER: Role.VIEWER, Role.OPERATOR: Role.USER, Role.ADMIN: Role.OPERATOR}
 
 
@@ -34,10 +46,16 @@ def stated(routes: Iterable[BaseRoute]) -> set[str]:
     return {f"{method} {route.path}" for route in named for method in route.methods or ()}
 
 
-def address(route: str) -> tuple[str, str]:
-    """Its method, and its path on the HTTPS API with something in the gaps."""
+def request(route: str) -> tuple[str, str]:
+    """Its method, and its path with something in the gaps."""
     method, _, path = route.partition(" ")
-    return method, "/api" + _GAP.sub("1", path)
+    return method, _GAP.sub("1", path)
+
+
+def address(route: str) -> tuple[str, str]:
+    """The same on the HTTPS API."""
+    method, path = request(route)
+    return method, "/api" + path
 
 
 API_RULES: Mapping[str, Access] = {route: rule for route, rule in RULES.items() if " /v1/" in route}
@@ -73,7 +91,7 @@ def test_nobody_gets_in_without_a_credential_that_suffices(tmp_path: Path) -> No
             admins = made[Role.ADMIN]
             bad = [{}, *(bearer(one) for one in ("", "ugro_nonsense", expired, revoked, foreign))]
             bad += [{"authorization": text} for text in ("Bearer", admins, f"Basic {admins}", f"Bearer x {admins}")]
-            for route, rule in API_RULES.items():
+            for route, rule in RULES.items():
                 method, path = address(route)
                 for credential in bad:
                     found = await ask(app, method, path, headers=credential)
@@ -86,6 +104,151 @@ def test_nobody_gets_in_without_a_credential_that_suffices(tmp_path: Path) -> No
             }  # fmt: skip
 
     asyncio.run(scenario())
+
+
+def test_a_process_that_is_nobody_here_gets_in_nowhere(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_agent(tmp_path) as (_, api):
+            for route in RULES:
+                found = await ask(api, *request(route))
+                assert (found.status, found.kind) == REFUSED, (route, found)
+                assert b"you may not use this agent" in found.body, route
+
+    asyncio.run(scenario())
+
+
+# --- the dashboard -------------------------------------------------------------------------------------------------
+
+
+@asynccontextmanager
+async def dashboard(folder: Path) -> AsyncGenerator[tuple[Agent, ASGIApp, DashboardTokens]]:
+    async with running_agent(folder) as (agent, api):
+        tokens = DashboardTokens(folder / "token")
+        yield agent, create_web(agent, api, AccessSettings(tokens, frozenset(), "c", agent.team.browser)), tokens
+
+
+async def give(agent: Agent, folder: Path, role: Role, cluster: str = CLUSTER) -> None:
+    """The member has this role from now on."""
+    write_cluster(folder, cluster.replace("admin", role))
+    await agent.cluster.look_again()
+
+
+def test_a_browser_that_is_not_signed_in_gets_no_page(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with dashboard(tmp_path) as (_, app, tokens):
+            sessions, now = tokens.sessions, time.time()
+            cookies = {"signed out": sessions.begin(now, MEMBER), "of no member": sessions.begin(now, "bin")}
+            owner = sessions.begin(now)
+            # The last to begin: each new session drops those that have run out.
+            cookies |= {"wrong": "nonsense", "expired": sessions.begin(now - COOKIE_LIFETIME_S - 1)}
+            sessions.end(sessions.find(cookies["signed out"], now) or "")
+            bad: dict[str, dict[str, str]] = {name: {"cookie": f"c={cookie}"} for name, cookie in cookies.items()}
+            bad |= {"no cookie": {}, "wrong token": bearer("nonsense"), "no token": bearer("")}
+            sign_in = (await ask(app, "GET", "/nope")).body
+            for route in (*PAGES, *RULES):
+                for name, headers in bad.items():
+                    found = await ask(app, *request(route), headers={"origin": "http://localhost", **headers})
+                    assert (found.status, found.body) == (401, sign_in), (route, name, found)
+            for path in ("/", "/metrics"):
+                assert (await ask(app, "GET", path, headers=signed_in(f"c={owner}"))).status == 200, path
+
+    asyncio.run(scenario())
+
+
+def test_a_browser_with_a_weaker_role_gets_nothing_that_needs_more(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with dashboard(tmp_path) as (agent, app, tokens):
+            member = signed_in(f"c={tokens.sessions.begin(time.time(), MEMBER)}")
+            for needed, weaker in _WEAKER.items():
+                await give(agent, tmp_path, weaker)
+                for route in needing(needed, {**PAGES, **RULES}):
+                    found = await ask(app, *request(route), headers=member)
+                    assert found.status == 403, (route, weaker, found)
+
+    asyncio.run(scenario())
+
+
+def needing(role: Role, rules: Mapping[str, Access]) -> list[str]:
+    return [route for route, rule in rules.items() if rule.role is role]
+
+
+# --- the team's socket ---------------------------------------------------------------------------------------------
+
+_CURL = shutil.which("curl")
+_THEN, _ENDS = "\x1e", "\x1f"  # before and after the status, which follows its answer
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """That others can get to, unlike pytest's own."""
+    folder = Path(tempfile.mkdtemp(prefix="roles-"))
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@asynccontextmanager
+async def serving_team(folder: Path, cluster: str, socket: Path) -> AsyncGenerator[Agent]:
+    async with running_agent(folder, cluster) as (agent, api):
+        serving = asyncio.create_task(serve_team(agent, api))
+        try:
+            await asyncio.to_thread(wait_until, socket.exists, 30, "the team's socket")
+            yield agent
+        finally:
+            agent.stopping.set()
+            await serving
+
+
+async def ask_socket(socket: Path, user: str, routes: Collection[str]) -> dict[str, Answer]:
+    """One after the other, in a process of this user; the status is 0 where there is no way in."""
+    assert _CURL is not None
+    command: list[str] = []
+    for route in routes:
+        method, path = request(route)
+        command += ["--next", "-s", "--max-time", "20", "--unix-socket", str(socket), "-X", method]
+        command += ["-H", "content-type: application/json", *(() if method == "GET" else ("-d", "{}"))]
+        command += ["-w", f"{_THEN}%{{http_code}}{_ENDS}", f"http://agent{path}"]
+
+    def run() -> bytes:
+        started = [str(_CURL), *command[1:]]
+        return subprocess.run(
+            started, capture_output=True, user=user, group=user, extra_groups=[], timeout=120, cwd="/"
+        ).stdout
+
+    texts = (await asyncio.to_thread(run)).split(_ENDS.encode())[:-1]
+    parts = [text.rpartition(_THEN.encode()) for text in texts]
+    return {route: Answer(int(status), {}, body) for route, (body, _, status) in zip(routes, parts, strict=True)}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be other users")
+@pytest.mark.skipif(_CURL is None, reason="curl asks as another user, and is not installed")
+def test_a_member_with_a_weaker_role_gets_nothing_that_needs_more(place: Path) -> None:
+    socket = place / "team" / "agent.sock"
+    cluster = CLUSTER.replace("roles:", f"socket: {socket}, roles:")
+
+    async def scenario() -> None:
+        async with serving_team(place, cluster, socket) as agent:
+            for needed, weaker in _WEAKER.items():
+                await give(agent, place, weaker, cluster)
+                found = await ask_socket(socket, MEMBER, needing(needed, RULES))
+                in_anyway = {route: one for route, one in found.items() if (one.status, one.kind) != REFUSED}
+                assert found
+                assert not in_anyway, weaker
+                # So much that the member is known, and asked for something that exists.
+                may = await ask_socket(socket, MEMBER, ["GET /v1/whoami", "GET /metrics"])
+                assert may["GET /v1/whoami"].document["role"] == weaker
+                assert may["GET /metrics"].status == 200
+            await give(agent, place, Role.ADMIN, cluster)
+            files = [route for route, rule in RULES.items() if rule.needs_files]
+            for route, one in (await ask_socket(socket, MEMBER, files)).items():
+                assert (one.status, one.kind) == REFUSED, (route, one)
+            strangers = await ask_socket(socket, "bin", list(RULES))
+            assert {one.status for one in strangers.values()} == {0}, "the kernel lets no others open it"
+
+    asyncio.run(scenario())
+
+
+# --- tokens --------------------------------------------------------------------------------------------------------
 
 
 def test_a_token_never_exceeds_its_user(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from tests.rig.browser import ONE_NODE, Dashboard, contexts, dashboards, is_live
 from tests.rig.waiting import wait_until
 from tests.rig.web import Answer, ask, connect, cookie_of, own, sign_in
 from ugro.agent.agent import Agent
+from ugro.agent.api.access_rules import PAGES
 from ugro.core.cluster_file import ServedFile
 from ugro.core.support.state_dir import StateDir
 from ugro.web.access import AccessSettings
@@ -47,6 +48,7 @@ LOOKED_AT = (
     *("/live", "/metrics", "/docs", "/openapi.json", "/v1/agent", "/v1/nodes", "/v1/nope", "/jobs/1/again"),
     *("/jobs/1/file?name=x", "/jobs/1/file/raw?name=x", "/jobs/1/file/image?name=x", "/jobs/1/outputs.tar"),
 )
+PLACES = {"{name}": "here", "{word}": "1", "{number}": "1"}  # what stands in the gaps of routes
 ORDERS = ("POST", "PUT", "DELETE", "OPTIONS", "TRACE", "NONSENSE")
 ASKED = [
     *(("GET", path) for path in LOOKED_AT),
@@ -54,10 +56,25 @@ ASKED = [
     *((method, path) for method in ORDERS for path in ("/", "/login")),
     *(("POST", path) for path in ("/logout", "/static/ugro.css", "/v1/nodes/here/drain", "/loginx")),
 ]
+
+
+def filled(path: str) -> str:
+    for gap, value in PLACES.items():
+        path = path.replace(gap, value)
+    assert "{" not in path, "say above what stands there"
+    return path
+
+
+def every_page() -> list[tuple[str, str]]:
+    routes = (route.partition(" ") for route in PAGES)
+    return [(method, filled(path)) for method, _, path in routes]
+
+
+ALL_ASKED = list(dict.fromkeys([*ASKED, *every_page()]))
 HOSTS = ("evil.example", "\"bad'\\")
 
 
-@pytest.mark.parametrize(("method", "path"), ASKED)
+@pytest.mark.parametrize(("method", "path"), ALL_ASKED)
 def test_a_stranger_learns_nothing(dashboard: Dashboard, method: str, path: str) -> None:
     for headers in ({}, {"origin": dashboard.url}, *({"host": host} for host in HOSTS)):
         assert_bare(dashboard, ask(dashboard, method, path, headers, "once=x&to=/jobs"))
@@ -152,12 +169,8 @@ def get_paths(tmp_path: Path) -> list[str]:
     site = Site(Agent(StateDir(tmp_path), ServedFile(None)))
     access = AccessSettings(Tokens(tmp_path / "token"), frozenset(), "c", lambda user, via: None)
     app = create_pages(site, FastAPI(), access)
-    gaps = {"{name}": "here", "{word}": "1", "{number}": "1"}
-    paths = [route.path for route in app.routes if isinstance(route, APIRoute) and "GET" in (route.methods or ())]
-    for gap, value in gaps.items():
-        paths = [path.replace(gap, value) for path in paths]
-    assert not [path for path in paths if "{" in path], "say above what stands there"
-    return paths
+    routes = [route for route in app.routes if isinstance(route, APIRoute) and "GET" in (route.methods or ())]
+    return [filled(route.path) for route in routes]
 
 
 def test_no_get_changes_anything(dashboard: Dashboard, cookie: str, tmp_path: Path) -> None:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import os
 import pwd
-from collections.abc import Iterator
+import stat
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from tests.integration.conftest import InProcess, Ugro
 from tests.rig.agent import holder
+from tests.rig.machines import can_lay_over
 from tests.rig.systemd import FakeSystemd
 
 NAME = "ugro-agent.service"
@@ -53,6 +55,60 @@ def test_it_is_installed_once_and_removed_with_its_state_left(ugro: Ugro, system
     assert (ugro.home / "state.db").exists()
     done = ugro("agent", "uninstall", "--json", env=systemd.env)
     assert json.loads(done.stdout) == {"uninstalled": False}
+
+
+class WithUnits(Ugro):
+    """Commands for which the units of the whole system are in a folder of the test."""
+
+    def __init__(self, home: Path, units: Path) -> None:
+        super().__init__(home)
+        self._units = units
+
+    def argv(self, *args: str) -> Sequence[str]:
+        enter = 'mount --bind "$0" /etc/systemd/system && exec "$@"'
+        return ["unshare", "--mount", "sh", "-c", enter, str(self._units), *super().argv(*args)]
+
+
+@pytest.mark.proof
+def test_a_unit_of_the_whole_system_is_installed_enabled_started_and_removed(
+    ugro: Ugro, systemd: FakeSystemd, tmp_path: Path
+) -> None:
+    if not can_lay_over():
+        pytest.skip("a folder of the test's own at /etc/systemd/system needs root")
+    units, user = tmp_path / "units", pwd.getpwuid(os.getuid()).pw_name
+    units.mkdir()
+    root, whose = WithUnits(ugro.home, units), ("--system", "--user", user)
+    assert ugro("agent", "start").returncode == 0
+    refused = root("agent", "install", *whose, env=systemd.env)
+    assert (refused.returncode, f"an agent of {user} runs already" in refused.stderr) == (6, True), refused.stderr
+    assert (list(units.iterdir()), systemd.calls()) == ([], [])
+    assert ugro("agent", "stop").returncode == 0
+
+    done = root("agent", "install", *whose, env=systemd.env)
+    assert done.returncode == 0, done.stderr
+    [file] = units.iterdir()
+    name, text = f"ugro-agent-{user}.service", file.read_text()
+    assert (file.name, stat.S_IMODE(file.stat().st_mode)) == (name, 0o644)
+    assert f"\nUser={user}\n" in text
+    assert "\nWantedBy=multi-user.target\n" in text
+    ask, reload = ["show", "--property=Version"], ["daemon-reload"]
+    assert asked(systemd) == [ask, reload, ["enable", name], ["start", name]]
+    assert holder(ugro.home) == systemd.pids()[-1]
+
+    again = json.loads(root("agent", "install", "--json", *whose, env=systemd.env).stdout)["service"]
+    assert again == {"unit": name, "path": f"/etc/systemd/system/{name}", "lingers": True}
+    assert (file.read_text(), len(systemd.pids())) == (text, 1)
+    done = root("agent", "uninstall", *whose, env=systemd.env)
+    assert done.returncode == 0, done.stderr
+    assert asked(systemd)[-2:] == [["disable", "--now", name], reload]
+    assert (list(units.iterdir()), holder(ugro.home)) == ([], None)
+    assert (ugro.home / "state.db").exists()
+
+
+def asked(systemd: FakeSystemd) -> list[list[str]]:
+    """Of the systemd of the whole system."""
+    assert not [call for call in systemd.calls() if "--user" in call]
+    return [[word for word in call if word != "--no-ask-password"] for call in systemd.calls()]
 
 
 @pytest.mark.proof

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,11 @@ from tests.rig.engine import EngineRig, gated, in_loop, is_final, running, soon
 from tests.rig.waiting import wait_until
 from ugro.agent.monitoring.usage import UsageService
 from ugro.core.job import Job, JobSpec, Resources
+from ugro.core.quota import DAY_S
+from ugro.core.support.moment import Instant
 from ugro.policy.scheduling.why import why
 from ugro.policy.training.energy import Price
+from ugro.store.usage import charge
 
 CLUSTER = """
 nodes:
@@ -146,6 +150,38 @@ def test_a_group_shares_its_quota_and_others_are_not_held_up(tmp_path: Path) -> 
             assert (group.jobs, group.members, group.cost) == (2, ("ann", "bob"), 0.0)
             mine = await usage.report(0.0, "eve")
             assert ([row.name for row in mine.users], mine.groups) == (["eve"], ())
+
+    try:
+        in_loop(work())
+    finally:
+        place.end()
+
+
+def test_who_has_used_less_lately_is_first_although_the_other_came_first(tmp_path: Path) -> None:
+    """Neither holds anything when the node is free again: only what is on the books tells them apart."""
+    place, gate, order = EngineRig(tmp_path, 1), tmp_path / "go", tmp_path / "order"
+
+    async def work() -> None:
+        async with place.agent() as (store, engine):
+
+            async def submit(user: str, cpus: int, script: str) -> Job:
+                spec = JobSpec("job", ("sh", "-c", script), resources=Resources(cpus=cpus))
+                job = (await store.jobs.submit(spec, user, user)).job
+                engine.wake()
+                return job
+
+            eves, _ = await running(store, await submit("eve", 1, gated(gate)))
+            begun = eves.attempt_started
+            assert begun is not None
+            ended = Instant(begun.wall_s, begun.boot_id, begun.boot_s + 4 * DAY_S)
+            # As if ann had done the same, for four days.
+            await store._database.run(lambda db: charge(db, replace(eves, user="ann"), ended))
+            [node] = (await place.scheduler_input.take(engine.live)).nodes
+            waiting = [await submit(user, node.cores, f"echo {user} >> {order}") for user in ("ann", "bob")]
+            gate.touch()
+            for job in waiting:
+                await soon(store, job, is_final)
+            assert order.read_text().split() == ["bob", "ann"]
 
     try:
         in_loop(work())

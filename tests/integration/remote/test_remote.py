@@ -108,12 +108,45 @@ def test_all_that_belongs_to_the_master_is_refused_by_name(pair: Machines, words
 
 
 @pytest.mark.proof
-def test_a_host_key_that_changed_is_refused(pair: Machines) -> None:
+@pytest.mark.parametrize(
+    ("key", "error", "hint"),
+    [
+        ("unknown", "its host key is not known", "compare the fingerprint and accept it: ssh n001"),
+        ("changed", "its host key has changed", "someone may be in between"),
+    ],
+)
+def test_a_host_key_that_is_not_the_known_one_is_refused(pair: Machines, key: str, error: str, hint: str) -> None:
     known = pair.farm.known_hosts.read_text()
-    pair.farm.known_hosts.write_text("")
+    others = known.replace(pair.master.public_key, pair.jump.public_key)  # another key for the same host
+    assert others != known
+    pair.farm.known_hosts.write_text("" if key == "unknown" else others)
+    other = pair.laptop / "other"
     try:
-        refused = pair.ugro("login", "n001", env={"UGRO_HOME": str(pair.laptop / "other")})
+        refused = pair.ugro("login", "n001", env={"UGRO_HOME": str(other)})
     finally:
         pair.farm.known_hosts.write_text(known)
     assert refused.returncode == 6
-    assert "host key" in refused.stderr
+    assert f"error: n001: {error}\nhint:  {hint}" in refused.stderr
+    assert not (other / "master.json").exists()
+
+
+@pytest.mark.proof
+def test_a_master_behind_a_jump_host_is_used_and_the_jump_is_named_when_it_fails(
+    pair: Machines, tmp_path: Path
+) -> None:
+    config = tmp_path / "config"
+    own = pair.farm.ssh_config.read_text()
+    inner = own[: own.index("Host n002")].replace("Host n001", "Host inner") + f"  ProxyJump {pair.jump.name}\n"
+    config.write_text(inner + own)
+    env = {"UGRO_MASTER_SSH_CONFIG": str(config)}
+    done = pair.ugro("--master", "inner", "launch", "-f", "job.yaml", env=env)
+    assert (done.returncode, done.stdout) == (0, "laptop new new-data\n"), done.stderr
+    pair.jump.refuse_keys()
+    try:
+        # Without the connection that the last command left open.
+        refused = pair.ugro("--master", "inner", "status", env={**env, "UGRO_HOME": str(pair.laptop / "another")})
+    finally:
+        pair.jump.accept_keys()
+    assert refused.returncode == 6
+    assert "error: inner: on the way to it (its jump host or proxy): login refused" in refused.stderr
+    assert "hint:  try: ssh inner" in refused.stderr

@@ -23,11 +23,18 @@ def unit_of(*, user: str | None = None, runs_jobs: bool = False, home: Path = HO
     return Unit(home, argv, user, runs_jobs, (Path("/home/ann/.ssh"),))
 
 
-def analyze(unit: Unit, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    file = folder / unit.name
-    file.write_text(unit.text())
+def analyze(name: str, text: str, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    file = folder / name
+    file.write_text(text)
     argv = ["systemd-analyze", *words, str(file)]
     return subprocess.run(argv, capture_output=True, text=True, timeout=60, env={"PATH": "/usr/bin:/bin"})
+
+
+def complaints(name: str, text: str, folder: Path) -> list[str]:
+    """Of systemd about this unit, not about those of the machine that it names."""
+    checked = analyze(name, text, folder, "verify", "--man=no", "--recursive-errors=no")
+    found = [line for line in checked.stderr.splitlines() if "ugro-agent" in line]
+    return found or [f"exit code {checked.returncode}: {checked.stderr}"] * (checked.returncode != 0)
 
 
 @needs_systemd
@@ -36,16 +43,38 @@ def analyze(unit: Unit, folder: Path, *words: str) -> subprocess.CompletedProces
 def test_systemd_takes_the_unit_without_a_complaint(tmp_path: Path, user: str | None, runs_jobs: bool) -> None:
     home = tmp_path / "odd %h $HOME 'q' \"d\" \\ ü"
     home.mkdir()
-    checked = analyze(unit_of(user=user, runs_jobs=runs_jobs, home=home), tmp_path, "verify", "--man=no")
-    complaints = [line for line in checked.stderr.splitlines() if "ugro-agent" in line]
-    assert complaints == []
+    unit = unit_of(user=user, runs_jobs=runs_jobs, home=home)
+    assert complaints(unit.name, unit.text(), tmp_path) == []
+
+
+@needs_systemd
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [
+        ("KillMode=process", "KillMode=proces"),
+        ("UMask=", "UMsk="),
+        ("[Service]", "[Servce]"),
+        (f"ExecStart={sys.executable}", "ExecStart=/no/such/python"),
+        ("ExecStart=", "# ExecStart="),
+    ],
+)
+def test_a_mistake_in_the_unit_would_be_seen(tmp_path: Path, right: str, wrong: str) -> None:
+    unit = unit_of(user="root")
+    assert right in unit.text()
+    assert complaints(unit.name, unit.text().replace(right, wrong), tmp_path) != []
+
+
+@needs_systemd
+def test_a_check_that_cannot_run_is_no_check(tmp_path: Path) -> None:
+    [said] = complaints("no-unit", "[Service]\n", tmp_path)
+    assert said.startswith("exit code ")
 
 
 @needs_systemd
 def test_the_sandbox_of_a_system_unit_is_judged_well(tmp_path: Path) -> None:
-    judged = analyze(
-        unit_of(user="root"), tmp_path, "security", "--offline=true", f"--threshold={WORST_EXPOSURE}", "--no-pager"
-    )
+    unit = unit_of(user="root")
+    words = ("security", "--offline=true", f"--threshold={WORST_EXPOSURE}", "--no-pager")
+    judged = analyze(unit.name, unit.text(), tmp_path, *words)
     assert judged.returncode == 0, judged.stdout[-2000:] + judged.stderr
 
 

@@ -40,6 +40,11 @@ def error_of(text: str) -> ConfigError:
             "cluster.yaml:2: healthcheck: unknown key",
             "did you mean health_check?",
         ),
+        (
+            "nodes: [a]\nstore: {url: postgresql://ugro@db/ugro}\n",
+            "cluster.yaml:2: store: unknown key",
+            "it stands in store.yaml of the state directory, ~/.ugro; ugro store migrate --to URL writes it",
+        ),
         ("# the nodes\nnode: [a]\n", "cluster.yaml:2: node: unknown key", "did you mean nodes?"),
         (
             "nodes:\n  a: {zzz: 1}\n",

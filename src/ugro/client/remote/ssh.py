@@ -14,6 +14,8 @@ _CONNECT_S = 10
 _LONGEST_SOCKET = 80  # ssh appends a temporary suffix of 17 bytes, and 108 are the most
 _SSH_FAILED, _NOT_FOUND, _NOT_EXECUTABLE = 255, 127, 126
 _DIGEST = 40  # characters of %C
+# Said by ssh when the peer hangs up before the protocol starts. After another error it means a jump host's ssh.
+_HUNG_UP = "_exchange_identification"
 
 # As for the link to a node: keys, names, jumps and ports come from the user's own configuration; nothing is asked,
 # nothing forwarded, and host keys are checked as that configuration says.
@@ -85,11 +87,10 @@ def failure(master: Master, code: int | None, said: str) -> UgroError:
     login = f"try: ssh {' '.join(word for word in master.destination if word != '--')}"
     last = _last_line(said)
     if code == _SSH_FAILED or code is None or code < 0:
-        if "Host key verification failed" in said or "HOST IDENTIFICATION HAS CHANGED" in said:
-            hint = f"if its key is right, accept it: {login.removeprefix('try: ')}"
-            return NotAllowed("the host key is not known, or has changed", subject=str(master), hint=hint)
-        if "Permission denied" in said or "Too many authentication failures" in said:
-            return NotAllowed("login refused", subject=str(master), hint=login)
+        if (refusal := _refusal(said, login)) is not None:
+            message, hint = refusal
+            on_the_way = "on the way to it (its jump host or proxy): " if _HUNG_UP in said else ""
+            return NotAllowed(on_the_way + message, subject=str(master), hint=hint)
         return Unreachable(last or "ssh ended", subject=str(master), hint=login, cause="ssh")
     if code in (_NOT_FOUND, _NOT_EXECUTABLE):
         what = master.command or "ugro"
@@ -101,6 +102,19 @@ def failure(master: Master, code: int | None, said: str) -> UgroError:
     return Unreachable(
         f"its relay ended with code {code}{f': {last}' if last else ''}", subject=str(master), hint=login, cause="relay"
     )
+
+
+def _refusal(said: str, login: str) -> tuple[str, str] | None:
+    """What ssh or the other end did not accept, and what to try."""
+    command = login.removeprefix("try: ")
+    if "HOST IDENTIFICATION HAS CHANGED" in said:
+        hint = f"someone may be in between; if the machine was reinstalled, this says which key to remove: {command}"
+        return "its host key has changed", hint
+    if "Host key verification failed" in said:
+        return "its host key is not known", f"compare the fingerprint and accept it: {command}"
+    if "Permission denied" in said or "Too many authentication failures" in said:
+        return "login refused", login
+    return None
 
 
 def _last_line(said: str) -> str:

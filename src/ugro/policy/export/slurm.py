@@ -52,7 +52,8 @@ def _steps(subject: Subject) -> Iterator[str]:
     if not subject.is_training:
         yield f"exec srun --ntasks=1 --nodes=1 {words}"
         return
-    first = '$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
+    # Read to its end: a scontrol whose reader leaves early fails, and pipefail ends the script.
+    first = '$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)'
     yield f"master={first if len(subject.hosts) > 1 else '127.0.0.1'}"
     yield 'export MASTER_ADDR="${MASTER_ADDR:-$master}" MASTER_PORT="${MASTER_PORT:-$((20000 + SLURM_JOB_ID % 10000))}"'
     nodes = '--nnodes="$SLURM_JOB_NUM_NODES" --node-rank="$SLURM_NODEID"'

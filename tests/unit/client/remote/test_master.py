@@ -70,7 +70,13 @@ def test_the_shared_connection_has_a_private_path_or_there_is_none(tmp_path: Pat
 
 SAID = {
     "Permission denied (publickey).": (255, NotAllowed, "login refused", "try: ssh -p 22 ann@gpu"),
-    "Host key verification failed.": (255, NotAllowed, "host key", "ssh -p 22 ann@gpu"),
+    "Host key verification failed.": (255, NotAllowed, "its host key is not known", "accept it: ssh -p 22 ann@gpu"),
+    "@ WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED! @\nHost key verification failed.": (
+        255, NotAllowed, "its host key has changed", "which key to remove: ssh -p 22 ann@gpu"
+    ),
+    "Host key verification failed.\nkex_exchange_identification: Connection closed by remote host": (
+        255, NotAllowed, r"on the way to it \(its jump host or proxy\): its host key is not known", "ssh -p 22 ann@gpu"
+    ),
     "ssh: connect to host gpu port 22: No route to host": (255, Unreachable, "No route", "try: ssh"),
     "sh: 1: exec: ugro: not found": (127, NotFound, "not in the PATH", "--master-ugro PATH"),
     "Traceback": (1, Unreachable, "its relay ended with code 1: Traceback", "try: ssh"),

@@ -137,6 +137,30 @@ def test_a_jobset_has_a_pod_for_each_node_that_finds_the_first_by_name() -> None
     assert secret in container["env"]
 
 
+COMMAND = replace(TRAINING, launcher=Launcher.COMMAND, argv=("train.py", "--api-key=topsecret"))
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize(
+    ("spec", "nodes"),
+    [(TRAINING, 1), (TRAINING, 2), (TRAINING, 5), (COMMAND, 1), (JobSpec("echo", ("true",)), 1)],
+    ids=["one node", "two nodes", "five nodes", "a command", "the least"],
+)
+def test_the_jobs_and_pods_of_a_jobset_follow_the_published_schemas(spec: JobSpec, nodes: int) -> None:
+    """JobSet's own schema is not among them; that of the Job that it makes is, with its pods."""
+    validate = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed")
+    placed = Placement(tuple(Share(f"gpu{number}", (0, 1) if spec is TRAINING else ()) for number in range(nodes)))
+    document = manifest(job_of(spec, placed))
+    [group] = document["spec"]["replicatedJobs"]
+    made = {"apiVersion": "batch/v1", "kind": "Job", "metadata": document["metadata"], "spec": group["template"]["spec"]}
+    assert made["spec"]["completions"] == nodes
+    validate.validate(made, validate.latest_version(), strict=True)
+    [container] = made["spec"]["template"]["spec"]["containers"]
+    container["comand"] = container.pop("command")
+    with pytest.raises(validate.ValidationError):
+        validate.validate(made, validate.latest_version(), strict=True)
+
+
 def test_a_secret_in_a_word_of_the_command_comes_from_a_variable() -> None:
     spec = replace(TRAINING, argv=("train.py", "--api-key=topsecret"), launcher=Launcher.COMMAND)
     placement = Placement((Share("gpu1"),))

@@ -141,6 +141,24 @@ def test_used_gpu_hours_are_free_again_when_they_are_a_day_old() -> None:
     assert set(started(schedule(later))) == {1}
 
 
+def test_a_job_above_the_gpu_hours_of_a_week_waits_and_why_names_the_quota() -> None:
+    now = 10 * DAY_S
+    past = {"ann": (HourUse(now - 6 * DAY_S, 6 * HOUR_S), HourUse(now - 2 * DAY_S, 10 * HOUR_S))}
+    quotas = of_all(gpu_hours_per_day=8, gpu_hours_per_week=20)
+    small = job(1, time_limit_s=5 * HOUR_S - 30.0)
+    seen = limited(quotas, nodes(1), [small, job(2, user="bob", time_limit_s=60.0)], now=now, hours=past)
+    assert set(started(schedule(seen))) == {2}
+    found = why(seen, 1)
+    assert found.quota == "quota gpu_hours_per_week of ann"
+    assert found.text == (
+        "quota gpu_hours_per_week of ann: 16 of 20 GPU-hours of the last 7 days are used or kept for running jobs, "
+        "and the job may use 5; waits for 1d at most"
+    )
+    assert found.quota_until == now + DAY_S
+    later = limited(quotas, nodes(1), [small], now=now + DAY_S, hours=past)
+    assert set(started(schedule(later))) == {1}
+
+
 def test_a_running_job_without_a_time_limit_counts_for_the_whole_window() -> None:
     holding = [holds(9, "n0", user="ann")]
     seen = limited(of_all(gpu_hours_per_day=24), nodes(3), [job(1, time_limit_s=60.0)], holding)
