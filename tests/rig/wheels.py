@@ -125,6 +125,7 @@ class Index:
     port: int = 0
     asked: list[str] = field(default_factory=list)  # paths, in order
     hold: threading.Event | None = None  # files are sent once it is set
+    pages: dict[str, str] = field(default_factory=dict)  # by package: what the index says, if not where its wheels are
 
     @property
     def url(self) -> str:
@@ -144,6 +145,8 @@ class Index:
             return next(
                 (("application/zip", one.path.read_bytes()) for one in self.wheels if one.path.name == parts[-1]), None
             )
+        if parts[-1] in self.pages:
+            return "text/html", self.pages[parts[-1]].encode()
         found = [one for one in self.wheels if one.name == parts[-1]]
         links = [f'<a href="/files/{one.path.name}#sha256={one.sha256}">{one.path.name}</a>' for one in found]
         return ("text/html", b"<!DOCTYPE html>\n" + "\n".join(links).encode()) if found else None

@@ -200,6 +200,38 @@ async def test_what_a_members_wheel_needs_is_not_taken_from_the_agents_disk(tmp_
 
 
 @in_loop
+async def test_an_index_of_a_member_refers_to_no_wheel_of_the_agents_disk(tmp_path: Path, uv_home: Path) -> None:
+    private = wheel(tmp_path / "private", "private")
+    with index() as served:
+        served.pages["private"] = f'<a href="file://{private.path}">{private.path.name}</a>'
+        async with resolver(tmp_path, uv_home) as here:
+            with pytest.raises(EnvFailed, match="private is a file of the agent's machine"):
+                await here.resolve(_members(of(served, "private")), HERE)
+            allowed = replace(of(served, "private"), find_links=(str(private.path.parent),))
+            assert private.sha256 in (await here.resolve(_members(allowed), HERE)).requirements, "by the cluster file"
+
+
+@in_loop
+async def test_a_package_learns_no_password_from_what_it_needs(
+    tmp_path: Path, uv_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hush")
+    monkeypatch.setenv("HTTPS_PROXY", "http://ann:hush@proxy:3128")
+    for variable in ("HF_TOKEN", "HTTPS_PROXY", "https_proxy"):
+        with index() as served:
+            place = f"http://127.0.0.1:{served.port}/files"
+            needs = wheel(tmp_path / variable, "needy", requires=[f"other @ {place}/${{{variable}}}/x-1.0-py3-none-any.whl"])
+            served.wheels.append(needs)
+            async with resolver(tmp_path, uv_home) as here:
+                for package in ("needy", f"needy @ {place}/{needs.path.name}"):
+                    with pytest.raises(EnvFailed) as caught:
+                        await here.resolve(_members(of(served, package)), HERE)
+                    assert not any("hush" in text for text in (caught.value.message, *caught.value.tail))
+            assert served.files()
+            assert not any("hush" in path for path in served.asked)
+
+
+@in_loop
 async def test_a_login_in_netrc_is_the_owners(
     tmp_path: Path, uv_home: Path, wheels: tuple[Wheel, Wheel], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -60,7 +60,7 @@ def test_pips_own_login_is_for_the_owner_and_its_index_for_everybody(tmp_path: P
 def test_uv_and_pip_get_nothing_of_the_owner_for_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "hush")
     monkeypatch.setenv("PIP_EXTRA_INDEX_URL", "https://ann:hush@host/simple")
-    monkeypatch.setenv("HTTPS_PROXY", "http://proxy:3128")
+    monkeypatch.setenv("HTTPS_PROXY", "http://ann:pw@proxy:3128")
     settings = "global.cert='/ca.pem'\nuser.client-cert='/hush.pem'\nglobal.find-links='/home/hush'\n"
 
     async def variables(whose: Whose) -> dict[str, str]:
@@ -68,7 +68,8 @@ def test_uv_and_pip_get_nothing_of_the_owner_for_others(tmp_path: Path, monkeypa
 
     others = asyncio.run(variables(Whose.OTHER))
     assert not any("hush" in value for value in others.values())
-    assert (others["HTTPS_PROXY"], others["PIP_CERT"], others["OWN"]) == ("http://proxy:3128", "/ca.pem", "1")
+    assert (others["https_proxy"], others["PIP_CERT"], others["OWN"]) == ("http://ann:pw@proxy:3128", "/ca.pem", "1")
+    assert not any("pw" in value for name, value in others.items() if name.isupper()), "uv would tell an index"
     assert (others["NETRC"], others["PIP_CONFIG_FILE"]) == (os.devnull, os.devnull)
     assert list(Path(others["HOME"]).iterdir()) == []
     owners = asyncio.run(variables(Whose.OWNER))

@@ -24,7 +24,13 @@ from ugro.core.python_env import EnvRequest, Platform
 from ugro.policy.python_env.naming import environment_name, request_key, uv_platform, without_hash
 from ugro.policy.python_env.pinned import with_given_hashes
 from ugro.policy.python_env.requirements import BadRequirement, checked, logical_lines
-from ugro.policy.python_env.wheels_only import HINT, source_archive, unbuilt, without_wheel
+from ugro.policy.python_env.wheels_only import (
+    HINT,
+    requirements_from_web,
+    source_archive,
+    unbuilt,
+    without_wheel,
+)
 from ugro.remote.python_env.failures import Mask
 from ugro.remote.python_env.indexes import index_variables
 from ugro.store.python_envs import PythonEnvStore, Resolution
@@ -87,11 +93,11 @@ class Resolver:
             *("--constraints", "constraints.txt", *_folders(request), "requirements.in"),
             # uv has no variables for these.
             *(("--no-index",) if request.no_index else ()),
-            *(("--only-binary", ":all:") if request.is_foreign else ()),
+            *(("--only-binary", ":all:", "--format", "pylock.toml") if request.is_foreign else ()),
         ]
         resolved = await self._uv(argv, request, work)
-        if request.is_foreign:  # what a package needs may be anywhere, too
-            _expect_wheels(_checked(line for _, line in logical_lines(resolved)))
+        if request.is_foreign:
+            resolved = _from_web(resolved, request)
         return with_given_hashes(resolved, request.requirements)
 
     async def _export(self, request: EnvRequest, work: Path) -> str:
@@ -118,10 +124,10 @@ class Resolver:
         }
         variables = await self._tools.variables(request, own, work)
         ended = await run([uv, *argv], env=variables, cwd=work, timeout_s=_RESOLVE_S)
-        if ended.code != 0 and request.is_foreign and (name := unbuilt(ended.err)) is not None:
-            raise _lacks_wheel(name)
         if ended.code != 0:
-            raise failed("uv", ended.code, ended.err, Mask(sources.addresses), _WHAT)
+            error = failed("uv", ended.code, ended.err, Mask(sources.addresses), _WHAT)
+            name = unbuilt(ended.err) if request.is_foreign else None
+            raise error if name is None else _lacks_wheel(name, error.tail)
         return ended.out
 
 
@@ -133,13 +139,23 @@ def _checked(lines: Iterable[str]) -> tuple[str, ...]:
         raise EnvFailed(f"{_WHAT}: {error.message}", hint=error.hint, cause="not-found") from error
 
 
+def _from_web(lock: str, request: EnvRequest) -> str:
+    folders = [place for place in request.places if "://" not in place or place.startswith("file://")]
+    try:
+        resolved = requirements_from_web(lock, [place.removeprefix("file://") for place in folders])
+    except BadRequirement as error:
+        raise EnvFailed(f"{_WHAT}: {error.message}", hint=error.hint, cause="not-found") from error
+    _expect_wheels(line for _, line in logical_lines(resolved))
+    return resolved
+
+
 def _expect_wheels(lines: Iterable[str]) -> None:
     if (name := source_archive(lines)) is not None:
         raise _lacks_wheel(name)
 
 
-def _lacks_wheel(name: str) -> EnvFailed:
-    return EnvFailed(f"{_WHAT}: {without_wheel(name)}", hint=HINT, cause="not-found")
+def _lacks_wheel(name: str, tail: tuple[str, ...] = ()) -> EnvFailed:
+    return EnvFailed(f"{_WHAT}: {without_wheel(name)}", hint=HINT, cause="not-found", tail=tail)
 
 
 def _pages(request: EnvRequest) -> list[str]:

@@ -69,8 +69,10 @@ class Pip:
     @property
     def network(self) -> dict[str, str]:
         """How it is configured to reach the network, as variables; without logins to an index."""
-        found = self._values()
-        return {f"PIP_{name.upper().replace('-', '_')}": " ".join(found[name]) for name in _OF_NETWORK if name in found}
+        found = {name: " ".join(words) for name, words in self._values().items()}
+        proxy = dict.fromkeys(("http_proxy", "https_proxy"), found["proxy"]) if "proxy" in found else {}
+        own = {f"PIP_{name.upper().replace('-', '_')}": found[name] for name in _OF_NETWORK if name in found}
+        return {**proxy, **own}
 
     def _values(self) -> dict[str, list[str]]:
         found: dict[str, list[str]] = {}
@@ -229,8 +231,13 @@ def environment(own: Mapping[str, str]) -> dict[str, str]:
 
 def environment_for_others(home: Path) -> dict[str, str]:
     """``home``: an empty folder. The owner's has logins (.netrc), settings, and files that pip fetched with a login."""
+    network = {name: os.environ[name] for name in NETWORK if name in os.environ}
+    # A proxy's address may hold a password. What a package says that it needs may have variables in it, which uv
+    # replaces: those in capital letters.
+    proxies = {name.lower(): network.pop(name) for name in tuple(network) if name.endswith("_PROXY")}
     return {
-        **{name: os.environ[name] for name in NETWORK if name in os.environ},
+        **proxies,
+        **network,
         **_TEXTS,
         **dict.fromkeys(("HOME", "TMPDIR", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_CACHE_HOME"), str(home)),
         # pip itself may be in the owner's home folder.
@@ -244,7 +251,7 @@ def environment_for_others(home: Path) -> dict[str, str]:
 
 
 _TEXTS = {"NO_COLOR": "1", "LC_ALL": "C.UTF-8", "COLUMNS": "200"}
-_OF_NETWORK = ("cert", "proxy", "trusted-host", "timeout", "default-timeout", "retries")
+_OF_NETWORK = ("cert", "trusted-host", "timeout", "default-timeout", "retries")
 # Variables of virtual environments, and of uv, that name other indexes, versions and options than the job.
 _FOREIGN = frozenset(
     {

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Dict, NamedTuple, Optional, Sequence
 
-
 # Of an account's own variables: how to reach the network, and whom to trust there.
 NETWORK = (
     "PATH", "LD_LIBRARY_PATH", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE",

@@ -94,8 +94,9 @@ def test_what_nodes_could_not_install_is_refused_with_its_line(line: str, messag
 
 
 def test_uv_replaces_no_variable_of_the_agent_in_a_constraint() -> None:
-    with pytest.raises(BadRequirement, match="limits.txt:1: a variable"):
+    with pytest.raises(BadRequirement) as caught:
         read_constraints("/job/limits.txt", lambda path: "x @ https://host/${HF_TOKEN}\n")
+    assert caught.value.message.startswith("limits.txt:1: a variable in a package is not replaced")
 
 
 def test_a_package_cannot_smuggle_in_a_line_of_its_own() -> None:
