@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import io
+import tarfile
 import threading
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping
@@ -71,6 +73,41 @@ def wheel(
     return Wheel(path, name, version)
 
 
+_BACKEND = """\
+import pathlib
+
+pathlib.Path({leaves!r}).write_text("built")
+
+
+def prepare_metadata_for_build_wheel(folder, settings=None):
+    info = pathlib.Path(folder, "{name}-{version}.dist-info")
+    info.mkdir()
+    info.joinpath("METADATA").write_text("Metadata-Version: 2.1\\nName: {name}\\nVersion: {version}\\n")
+    info.joinpath("WHEEL").write_text("Wheel-Version: 1.0\\nTag: py3-none-any\\n")
+    return info.name
+"""
+
+
+def source(folder: Path, name: str, leaves: Path, *, version: str = "1.0", metadata: str = "2.1") -> Wheel:
+    """A package without a wheel, for an index. To ask it what it needs is to run its code, which writes ``leaves``.
+
+    ``metadata``: from version 2.2 on, what it says of itself can be believed without running anything.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    contents = {
+        "PKG-INFO": f"Metadata-Version: {metadata}\nName: {name}\nVersion: {version}\n",
+        "pyproject.toml": '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n',
+        "backend.py": _BACKEND.format(leaves=str(leaves), name=name, version=version),
+    }
+    path = folder / f"{name}-{version}.tar.gz"
+    with tarfile.open(path, "w:gz") as file:
+        for inner, text in contents.items():
+            entry = tarfile.TarInfo(f"{name}-{version}/{inner}")
+            entry.size = len(text.encode())
+            file.addfile(entry, io.BytesIO(text.encode()))
+    return Wheel(path, name, version)
+
+
 def _record(contents: Mapping[str, bytes], info: str) -> bytes:
     lines = []
     for inner, content in contents.items():
@@ -88,6 +125,7 @@ class Index:
     port: int = 0
     asked: list[str] = field(default_factory=list)  # paths, in order
     hold: threading.Event | None = None  # files are sent once it is set
+    pages: dict[str, str] = field(default_factory=dict)  # by package: what the index says, if not where its wheels are
 
     @property
     def url(self) -> str:
@@ -107,6 +145,8 @@ class Index:
             return next(
                 (("application/zip", one.path.read_bytes()) for one in self.wheels if one.path.name == parts[-1]), None
             )
+        if parts[-1] in self.pages:
+            return "text/html", self.pages[parts[-1]].encode()
         found = [one for one in self.wheels if one.name == parts[-1]]
         links = [f'<a href="/files/{one.path.name}#sha256={one.sha256}">{one.path.name}</a>' for one in found]
         return ("text/html", b"<!DOCTYPE html>\n" + "\n".join(links).encode()) if found else None

@@ -231,6 +231,12 @@ class EnvironmentSection(Section):
         """Whether it says what is to be there, and not only where packages come from."""
         return any(name not in (*_SOURCES, "upgrade", "enabled") for name in self.written())
 
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """All places where packages are looked for; what its files say is not among them."""
+        others = (one for override in self.overrides.values() for one in (override.index_url, *override.extra_index_url))
+        return tuple(one for one in (self.index_url, *self.extra_index_url, *self.find_links, *others) if one)
+
     def located(self, folder: Callable[[str], Path]) -> Self:
         """The same with whole paths; ``folder``: where a relative path of a key starts."""
         changes: dict[str, Any] = {}

@@ -4,8 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from enum import StrEnum
 
 from ugro.core.support.secret import without_passwords
+
+
+class Whose(StrEnum):
+    """Who chose packages and their sources. The agent resolves them on its own machine, with its own account."""
+
+    OWNER = "owner"  # somebody who has the agent's account
+    CLUSTER = "cluster"  # the cluster file alone, for a job of somebody else
+    OTHER = "other"  # somebody else
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +35,12 @@ class EnvRequest:
     offline: bool = False  # the nodes get their wheels from the agent
     no_index: bool = False  # only ``find_links``
     upgrade: bool = False  # resolve it again when the job is submitted
+    whose: Whose = Whose.OWNER  # recorded with it: when a job starts, nobody asks any more
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether it gets nothing of the agent's account: no code of a package runs there, no login is lent to it."""
+        return self.whose is Whose.OTHER
 
     @property
     def is_local(self) -> bool:

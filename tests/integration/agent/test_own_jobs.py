@@ -13,6 +13,7 @@ from fastapi import FastAPI
 from tests.rig.identity import CLUSTER, MEMBER, Answer, ask, person, running_agent, signed_in
 from ugro.core.identity import Caller, Role
 from ugro.core.job import JobSpec
+from ugro.core.python_env import Whose
 from ugro.core.ray_cluster import ClusterWish, Head, RayCluster
 from ugro.core.service import DoorPlace, Revision, Service, ServiceSpec
 from ugro.core.support.codec import dumps
@@ -194,6 +195,18 @@ def test_a_member_sees_their_own_view_of_the_dashboard(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
+def test_a_job_remembers_whether_its_packages_were_chosen_by_the_owner(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_agent(tmp_path) as (agent, api):
+            for caller, whose in ((ANN, Whose.OTHER), (OPERATOR, Whose.OTHER), (OWNER, Whose.OWNER)):
+                made = await submitted(api, caller, f"of-{caller.user}", package=["numpy"])
+                kept = (await agent.store.jobs.find(str(made["id"]))).spec.environment
+                assert kept is not None
+                assert kept.whose is whose, caller.user
+
+    asyncio.run(scenario())
+
+
 def test_the_agent_reads_no_files_for_other_accounts(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.mkdir()
@@ -212,6 +225,8 @@ def test_the_agent_reads_no_files_for_other_accounts(tmp_path: Path) -> None:
         ("/v1/jobs/plan", {**body, "fields": sends}),
         ("/v1/jobs", with_fields(folder={"data": str(secret)})),
         ("/v1/jobs", with_fields(requirements=str(secret / "requirements.txt"))),
+        ("/v1/jobs", with_fields(requirements=f"a\n--find-links {secret}\n")),
+        ("/v1/jobs", with_fields(requirements=f"a\n--index-url file://{secret}\n")),
         ("/v1/sync", {"folder": str(secret)}),
         ("/v1/services", {"submit": {**body, "fields": {}}, "model": str(secret)}),
         ("/v1/recipes/launch", {"submit": {**body, "fields": {}}, "model": str(secret), "dataset": "wikitext"}),

@@ -17,13 +17,14 @@ import pytest
 
 from tests.integration.conftest import in_loop
 from tests.rig.waiting import wait_until
-from tests.rig.wheels import Index, Wheel, index, wheel
+from tests.rig.wheels import Index, Wheel, index, source, wheel
 from ugro.agent.python_env.files import Files
 from ugro.agent.python_env.resolving import Resolver
 from ugro.agent.python_env.tools import Tools
 from ugro.agent.python_env.workshop import Workshop
 from ugro.core.errors import EnvFailed
-from ugro.core.python_env import EnvRequest, Platform
+from ugro.core.python_env import EnvRequest, Platform, Whose
+from ugro.policy.python_env.wheels_only import HINT
 from ugro.store.database import Store
 from ugro.store.python_envs import Resolution
 
@@ -147,6 +148,144 @@ async def test_a_lock_of_uv_decides_versions_and_hashes(
             found = await here.resolve(request, HERE)
     assert "tiny==1.2" in found.requirements
     assert f"--hash=sha256:{wheels[0].sha256}" in found.requirements
+
+
+def _members(request: EnvRequest) -> EnvRequest:
+    return replace(request, whose=Whose.OTHER)
+
+
+@in_loop
+async def test_a_package_without_a_wheel_is_built_for_the_owner_and_for_nobody_else(
+    tmp_path: Path, uv_home: Path, wheels: tuple[Wheel, Wheel]
+) -> None:
+    trace = tmp_path / "trace"
+    with index(*wheels, source(tmp_path, "thing", trace)) as served:
+        async with resolver(tmp_path, uv_home) as here:
+            with pytest.raises(EnvFailed, match="thing has no wheel") as caught:
+                await here.resolve(_members(of(served, "tiny", "thing")), HERE)
+            assert not trace.exists(), "its code ran"
+            assert (caught.value.cause, caught.value.hint) == ("not-found", HINT)
+            assert "tiny==1.2" in (await here.resolve(_members(of(served, "tiny")), HERE)).requirements
+            found = await here.resolve(of(served, "thing"), HERE)
+    assert "thing==1.0" in found.requirements
+    assert trace.exists()
+
+
+@in_loop
+async def test_an_archive_at_an_address_is_not_built_for_a_member(tmp_path: Path, uv_home: Path) -> None:
+    trace = tmp_path / "trace"
+    said_by_itself = source(tmp_path, "plain", trace, metadata="2.2")
+    with index(source(tmp_path, "thing", trace), said_by_itself) as served:
+        async with resolver(tmp_path, uv_home) as here:
+            for name in ("thing", "plain"):
+                address = f"http://127.0.0.1:{served.port}/files/{name}-1.0.tar.gz"
+                with pytest.raises(EnvFailed, match=f"{name} has no wheel"):
+                    await here.resolve(_members(of(served, f"{name} @ {address}")), HERE)
+            assert served.asked == []
+    assert not trace.exists()
+
+
+@in_loop
+async def test_what_a_members_wheel_needs_is_not_taken_from_the_agents_disk(tmp_path: Path, uv_home: Path) -> None:
+    trace = tmp_path / "trace"
+    private, archive = wheel(tmp_path / "private", "private"), source(tmp_path / "private", "thing", trace)
+    for kept in (private, archive):
+        needs = wheel(tmp_path / kept.name, "needy", requires=[f"{kept.name} @ file://{kept.path}"])
+        with index(needs) as served:
+            address = f"http://127.0.0.1:{served.port}/files/{needs.path.name}"
+            async with resolver(tmp_path, uv_home) as here:
+                with pytest.raises(EnvFailed):
+                    await here.resolve(_members(of(served, f"needy @ {address}")), HERE)
+    assert not trace.exists()
+
+
+@in_loop
+async def test_an_index_of_a_member_refers_to_no_wheel_of_the_agents_disk(tmp_path: Path, uv_home: Path) -> None:
+    private = wheel(tmp_path / "private", "private")
+    with index() as served:
+        served.pages["private"] = f'<a href="file://{private.path}">{private.path.name}</a>'
+        async with resolver(tmp_path, uv_home) as here:
+            with pytest.raises(EnvFailed, match="private is a file of the agent's machine"):
+                await here.resolve(_members(of(served, "private")), HERE)
+            allowed = replace(of(served, "private"), find_links=(str(private.path.parent),))
+            assert private.sha256 in (await here.resolve(_members(allowed), HERE)).requirements, "by the cluster file"
+
+
+@in_loop
+async def test_a_package_learns_no_password_from_what_it_needs(
+    tmp_path: Path, uv_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hush")
+    monkeypatch.setenv("HTTPS_PROXY", "http://ann:hush@proxy:3128")
+    for variable in ("HF_TOKEN", "HTTPS_PROXY", "https_proxy"):
+        with index() as served:
+            place = f"http://127.0.0.1:{served.port}/files"
+            needs = wheel(tmp_path / variable, "needy", requires=[f"other @ {place}/${{{variable}}}/x-1.0-py3-none-any.whl"])
+            served.wheels.append(needs)
+            async with resolver(tmp_path, uv_home) as here:
+                for package in ("needy", f"needy @ {place}/{needs.path.name}"):
+                    with pytest.raises(EnvFailed) as caught:
+                        await here.resolve(_members(of(served, package)), HERE)
+                    assert not any("hush" in text for text in (caught.value.message, *caught.value.tail))
+            assert served.files()
+            assert not any("hush" in path for path in served.asked)
+
+
+@in_loop
+async def test_a_login_in_netrc_is_the_owners(
+    tmp_path: Path, uv_home: Path, wheels: tuple[Wheel, Wheel], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / ".netrc").write_text("machine 127.0.0.1 login ann password hunter2\n")
+    (tmp_path / ".netrc").chmod(0o600)
+    with index(*wheels, login=LOGIN) as served:
+        bare = EnvRequest(requirements=("tiny",), index_url=served.url.replace(f"{LOGIN}@", ""))
+        async with resolver(tmp_path, uv_home) as here:
+            with pytest.raises(EnvFailed) as caught:
+                await here.resolve(_members(bare), HERE)
+            assert served.asked == []
+            assert "tiny==1.2" in (await here.resolve(bare, HERE)).requirements
+            own = _members(of(served, "tiny", "small-thing"))
+            assert "tiny==1.2" in (await here.resolve(own, HERE)).requirements, "a password of their own"
+    assert caught.value.cause == "no-access"
+
+
+_LOCK = """\
+version = 1
+requires-python = ">=3.11"
+[[package]]
+name = "x"
+version = "0"
+source = {{ virtual = "." }}
+dependencies = [{{ name = "thing" }}]
+[[package]]
+name = "thing"
+version = "1.0"
+source = {source}
+"""
+_PROJECT = '[project]\nname = "x"\nversion = "0"\nrequires-python = ">=3.11"\ndependencies = ["thing"]\n'
+
+
+@pytest.mark.parametrize(
+    ("origin", "message"),
+    [
+        ('{ git = "https://127.0.0.1:9/x?rev=abc#0123456789012345678901234567890123456789" }', "from a repository"),
+        ('{ directory = "/opt/thing" }', "a path of this machine"),
+        ('{ editable = "/opt/thing" }', "a path of this machine"),
+        ('{ path = "/opt/thing-1.0-py3-none-any.whl" }', "a path of this machine"),
+        ('{ url = "https://host/${HF_TOKEN}/thing-1.0-py3-none-any.whl" }', "a variable in a package"),
+    ],
+)
+@in_loop
+async def test_a_lock_takes_nothing_from_repositories_and_folders(
+    tmp_path: Path, uv_home: Path, origin: str, message: str
+) -> None:
+    lock = _LOCK.format(source=origin)
+    async with resolver(tmp_path, uv_home) as here:
+        for whose in (Whose.OWNER, Whose.OTHER):
+            request = EnvRequest(lock=lock, lock_name="uv.lock", project=_PROJECT, whose=whose)
+            with pytest.raises(EnvFailed, match=message):
+                await here.resolve(request, HERE)
 
 
 @pytest.mark.proof

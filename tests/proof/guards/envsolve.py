@@ -7,9 +7,13 @@ from tests.proof.guards import Edit, Mutant
 NAMES = ("tests/unit/policy/python_env/test_naming.py",)
 RESOLVING = ("tests/integration/environments/test_resolving.py",)
 SECRETS = ("tests/unit/config/test_python_env.py",)
+MEMBERS = ("tests/unit/agent/test_env_of_members.py",)
+TOOLS = ("tests/unit/agent/test_python_tools.py",)
 
 _NAMING = "src/ugro/policy/python_env/naming.py"
 _RESOLVING = "src/ugro/agent/python_env/resolving.py"
+_READING = "src/ugro/agent/python_env/reading.py"
+_TOOLS = "src/ugro/agent/python_env/tools.py"
 
 MUTANTS = (
     Mutant(
@@ -70,6 +74,36 @@ MUTANTS = (
         "a browser has the agent read a file of this machine",
         (Edit("src/ugro/agent/python_env/reading.py", 'if value is not None and "\\n" not in value:', "if False:"),),
         (*SECRETS, "-k", "browser"),
+    ),
+    Mutant(
+        "a package is built on the agent's machine for a member",
+        (Edit(_RESOLVING, '("--only-binary", ":all:") if request.is_foreign else ()', "()"),),
+        (*RESOLVING, "-k", "built"),
+    ),
+    Mutant(
+        "the packages of a lock are not looked at",
+        (Edit(_RESOLVING, "=_checked(line for _, line in exported)", "=tuple(line for _, line in exported)"),),
+        (*RESOLVING, "-k", "lock"),
+    ),
+    Mutant(
+        "a member's packages are taken for the owner's",
+        (Edit(_READING, "    if may_read_files():\n        return Whose.OWNER\n", "    return Whose.OWNER\n"),),
+        MEMBERS,
+    ),
+    Mutant(
+        "a file's own sources are not looked at",
+        (Edit(_READING, "chosen = request.addresses if own.names_packages else own.addr", "chosen = own.addr"),),
+        MEMBERS,
+    ),
+    Mutant(
+        "uv sees the agent's variables for everybody",
+        (Edit(_TOOLS, "if not request.is_foreign:\n            return env", "if True:\n            return env"),),
+        TOOLS,
+    ),
+    Mutant(
+        "the login of pip's index is everybody's",
+        (Edit(_TOOLS, "if request.is_foreign:\n            index, extra", "if False:\n            index, extra"),),
+        TOOLS,
     ),
     Mutant(
         "a uv that was damaged here is executed and sent",

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import subprocess
 import sys
+import time
 import zipfile
 from pathlib import Path
 
+import pytest
+
 from tests.rig.waiting import wait_until
 from ugro.agent.python_env.process import run
-from ugro.agent.python_env.tools import Pip, _is_whole, _take_out, failed
+from ugro.agent.python_env.tools import Pip, Tools, _is_whole, _take_out, failed
+from ugro.agent.python_env.workshop import Workshop
+from ugro.core.python_env import EnvRequest, Whose
 from ugro.remote.python_env.failures import Mask
 
 
@@ -25,6 +31,49 @@ def test_the_indexes_of_pip_are_used_if_nodes_can_reach_them() -> None:
     assert indexes == ("https://ann:pw@new/simple", ("https://one/simple", "https://two/simple"))
     assert Pip(["pip"], "", 0.0).indexes == (None, ())
     assert Pip(["pip"], "global.index-url='file:///only/here'\n", 0.0).indexes == (None, ())
+
+
+def tools(folder: Path, settings: str) -> Tools:
+    """As if pip had said this about itself."""
+    made = Tools(Workshop(folder))
+    made._known_pip = Pip(["pip"], settings, time.monotonic())
+    return made
+
+
+def test_pips_own_login_is_for_the_owner_and_its_index_for_everybody(tmp_path: Path) -> None:
+    settings = "user.index-url='https://ann:pw@mirror/simple'\nuser.extra-index-url='https://token@more/simple'\n"
+
+    async def sources() -> dict[Whose, tuple[str, ...]]:
+        here = tools(tmp_path, settings)
+        requests = {whose: EnvRequest(requirements=("a",), whose=whose) for whose in Whose}
+        lends = {whose: await here.lends_login(request) for whose, request in requests.items()}
+        # The wheels of the cluster file's packages are sent, so that a member's account gets no password.
+        assert lends == {Whose.OWNER: False, Whose.CLUSTER: True, Whose.OTHER: False}
+        assert not await here.lends_login(EnvRequest(index_url="https://own:pw@index/simple", whose=Whose.CLUSTER))
+        return {whose: (await here.sources_of(request)).addresses for whose, request in requests.items()}
+
+    found = asyncio.run(sources())
+    assert found[Whose.OWNER] == ("https://ann:pw@mirror/simple", "https://token@more/simple")
+    assert found[Whose.OTHER] == ("https://mirror/simple", "https://more/simple")
+
+
+def test_uv_and_pip_get_nothing_of_the_owner_for_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hush")
+    monkeypatch.setenv("PIP_EXTRA_INDEX_URL", "https://ann:hush@host/simple")
+    monkeypatch.setenv("HTTPS_PROXY", "http://ann:pw@proxy:3128")
+    settings = "global.cert='/ca.pem'\nuser.client-cert='/hush.pem'\nglobal.find-links='/home/hush'\n"
+
+    async def variables(whose: Whose) -> dict[str, str]:
+        return await tools(tmp_path, settings).variables(EnvRequest(whose=whose), {"OWN": "1"}, tmp_path)
+
+    others = asyncio.run(variables(Whose.OTHER))
+    assert not any("hush" in value for value in others.values())
+    assert (others["https_proxy"], others["PIP_CERT"], others["OWN"]) == ("http://ann:pw@proxy:3128", "/ca.pem", "1")
+    assert not any("pw" in value for name, value in others.items() if name.isupper()), "uv would tell an index"
+    assert (others["NETRC"], others["PIP_CONFIG_FILE"]) == (os.devnull, os.devnull)
+    assert list(Path(others["HOME"]).iterdir()) == []
+    owners = asyncio.run(variables(Whose.OWNER))
+    assert (owners["HF_TOKEN"], owners["HOME"], owners["OWN"]) == ("hush", os.environ["HOME"], "1")
 
 
 def test_a_failure_has_its_cause_and_last_lines_without_passwords() -> None:

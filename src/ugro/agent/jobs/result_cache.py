@@ -102,10 +102,18 @@ def _work(spec: JobSpec) -> dict[str, object]:
         "results": asdict(spec.results),
         "checkpoint": asdict(spec.checkpoint),
         "resources": resources,
-        **({"environment": asdict(spec.environment.masked)} if spec.environment else {}),
+        **({"environment": _environment(spec.environment)} if spec.environment else {}),
         **({"sdk": ugro.__version__} if spec.sdk else {}),
         **({"folders": [(one.name, one.tree, one.file) for one in spec.folders]} if spec.folders else {}),
     }
+
+
+def _environment(request: EnvRequest) -> dict[str, object]:
+    """What somebody else has chosen is resolved apart, and may be other versions."""
+    found = asdict(request.masked)
+    if not request.is_foreign:
+        del found["whose"]
+    return found
 
 
 def _content_hash(name: str) -> str:

@@ -212,7 +212,8 @@ class SubmissionReader:
         """From its own text alone. Addresses without passwords keep those of the old job."""
         refuse_files(draft, old.spec.environment)
         alone = replace(self._cluster.config, environment=EnvironmentSection())
-        request = await asyncio.to_thread(environment_of, draft, Path("/"), alone)
+        before = old.spec.environment or EnvRequest()
+        request = await asyncio.to_thread(environment_of, draft, Path("/"), alone, before)
         return with_variables(with_old_passwords(request, old.spec.environment), {})
 
     def progress(self, job: Job) -> str | None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ugro.agent.code.service import Code
 from ugro.agent.python_env.process import run
-from ugro.agent.python_env.tools import Tools, UvFile, blob_of, environment, failed
+from ugro.agent.python_env.tools import Tools, UvFile, blob_of, failed
 from ugro.agent.python_env.workshop import Workshop
 from ugro.agent.support.shared_work import SharedWork
 from ugro.core.errors import EnvFailed
@@ -90,7 +90,7 @@ class Files:
         ]
         none = {"PIP_NO_INDEX": "1"} if sources.no_index else {}
         indexes = index_variables("pip", sources.index_url, sources.extra_index_url, sources.find_links)
-        env = environment({**indexes, **none})
+        env = await self._tools.variables(request, {**indexes, **none}, target.parent)
         async with _watching(target.parent, on_bytes):
             ended = await run(argv, env={**env, "TMPDIR": str(target.parent)}, cwd=target, timeout_s=_DOWNLOAD_S)
         if ended.code != 0:

@@ -124,8 +124,13 @@ class Maker:
         )
 
     async def _needs_wheels(self, wanted: Wanted) -> bool:
-        """Whether its packages must come from here: it was asked for, or the node does not reach where they are."""
+        """Whether its packages must come from here: it was asked for, or the node does not reach where they are.
+
+        Or the node's account is somebody else's, and would get a login of the owner to reach them.
+        """
         if wanted.request.offline or wanted.request.no_index or wanted.request.is_local:
+            return True
+        if await self._tools.lends_login(wanted.request):
             return True
         sources = await self._tools.sources_of(wanted.request)
         places = sources.places if sources.index_url else (_PYPI, *sources.places)

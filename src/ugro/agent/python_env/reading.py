@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -16,7 +17,7 @@ from ugro.config.load import MAX_FILE_BYTES, read_text
 from ugro.config.python_env import FILES, EnvironmentSection, expanded, variables_in, without_password
 from ugro.config.schema import Config
 from ugro.core.errors import ConfigError
-from ugro.core.python_env import EnvOverride, EnvRequest
+from ugro.core.python_env import EnvOverride, EnvRequest, Whose
 from ugro.policy.python_env.lock_file import PYLOCK, UV_LOCK, kind_of_lock, pylock_requirements
 from ugro.policy.python_env.requirements import (
     BadRequirement,
@@ -29,6 +30,9 @@ from ugro.policy.python_env.requirements import (
 T = TypeVar("T")
 _PROJECT = "pyproject.toml"
 _NONE = EnvironmentSection()
+_WEB = ("http://", "https://")
+_SPLITS = re.compile(r"[\s,]")  # what uv and pip separate addresses by: behind it, a folder could follow
+_CHOOSES_NOTHING = frozenset({"upgrade", "enabled"})
 
 
 def read_request(
@@ -66,10 +70,11 @@ def read_request(
     return request if section.lock is None else _at("lock", lambda: _locked(request, section, read))
 
 
-def environment_of(draft: Draft, here: Path, config: Config) -> EnvRequest | None:
+def environment_of(draft: Draft, here: Path, config: Config, old: EnvRequest | None = None) -> EnvRequest | None:
     """Of a job, with the cluster file's where it has none of its own. Blocks. Raises ConfigError.
 
-    ``here``: the submitter's current folder. Variables in addresses have no values yet.
+    ``here``: the submitter's current folder. ``old``: of the job that this one is made from, in a browser; the places
+    that it named may be named again, and no other files. Variables in addresses have no values yet.
     """
     own, default = draft.section.environment, config.environment
     if own == _NONE and default == _NONE:
@@ -82,17 +87,65 @@ def environment_of(draft: Draft, here: Path, config: Config) -> EnvRequest | Non
 
     offer = remote_client()
     if offer is None and not may_read_files():
-        refuse_files(draft, None)
+        refuse_files(draft, old)
     read = (lambda file: offer.text(file)) if offer is not None and own.names_packages else None
-    if offer is not None and any("://" not in link for link in own.find_links):
-        draft.refuse(("environment", "find_links"), "a folder of another machine cannot be used", "name an address")
+    own = own.located(base)
     try:
-        return read_request(own.located(base).over(common), [folder], read)
+        request = read_request(own.over(common), [folder], read)
     except BadValueError as error:
         if own.names_packages:
             draft.refuse(("environment", *error.at), error.message, error.hint)
         key = ".".join(map(str, ("environment", *error.at)))
         raise ConfigError(f"{config.path}: {key}: {error.message}", hint=error.hint) from error
+    if request is None:
+        return None
+    # The cluster file is the owner's: what it names may be used.
+    known = common.addresses if config.path is not None else default.addresses
+    # Of the request as it is in the end: a file that it names can name sources, too.
+    chosen = request.addresses if own.names_packages else own.addresses
+    _refuse_places(draft, own, [one for one in chosen if one not in known], old)
+    return replace(request, whose=_whose(own, request, config))
+
+
+def _refuse_places(draft: Draft, own: EnvironmentSection, chosen: Sequence[str], old: EnvRequest | None) -> None:
+    for address in chosen:
+        if (problem := _problem_of(address, old)) is not None:
+            draft.refuse(("environment", _key_of(own, address)), *problem)
+
+
+def _problem_of(address: str, old: EnvRequest | None) -> tuple[str, str] | None:
+    """Why a place that the submitter names cannot be used, and a hint.
+
+    A client on another machine means its own folders, which are not here. Those that are here the agent would read
+    with its own account.
+    """
+    if remote_client() is not None and "://" not in address:
+        return "a folder of another machine cannot be used", "name an address"
+    is_of_owner = may_read_files()
+    if (is_of_owner and old is None) or (old is not None and address in old.addresses):
+        return None
+    if not address.startswith(_WEB):
+        return "a folder of this machine cannot be named here", "name an address that starts with https:// or http://"
+    if not is_of_owner and _SPLITS.search(address):
+        return "an address has a space or a comma in it", "write it as addresses do: %20, %2C"
+    return None
+
+
+def _key_of(own: EnvironmentSection, address: str) -> str:
+    """Where it was named."""
+    if address in own.find_links:
+        return "find_links"
+    if address in (own.index_url, *own.extra_index_url):
+        return "index_url" if address == own.index_url else "extra_index_url"
+    return "overrides" if address in own.addresses else "requirements"
+
+
+def _whose(own: EnvironmentSection, request: EnvRequest, config: Config) -> Whose:
+    if may_read_files():
+        return Whose.OWNER
+    # A variable has the submitter's value: with it, they choose the address.
+    is_default = not ({*own.given_keys, *own.written()} - _CHOOSES_NOTHING) and not variables_in(request)
+    return Whose.CLUSTER if is_default and config.path is not None else Whose.OTHER
 
 
 def refuse_files(draft: Draft, old: EnvRequest | None) -> None:
@@ -105,7 +158,7 @@ def refuse_files(draft: Draft, old: EnvRequest | None) -> None:
     known = old.places if old is not None else ()
     places = {"index_url": (section.index_url or "",), "extra_index_url": section.extra_index_url}
     for key, links in {**places, "find_links": section.find_links}.items():
-        if any(link and not link.startswith(("http://", "https://")) and link not in known for link in links):
+        if any(link and not link.startswith(_WEB) and link not in known for link in links):
             draft.refuse(("environment", key), "a folder of this machine cannot be named here", "remove it")
 
 
@@ -115,7 +168,20 @@ def with_variables(request: EnvRequest | None, env: Mapping[str, str]) -> EnvReq
         if not env.get(name):
             text = f"environment: an address needs the variable {name}, which has no value here"
             raise ConfigError(text, hint=f"set it where you submit: export {name}=…")
-    return expanded(request, env) if request else None
+    if request is None:
+        return None
+    found = expanded(request, env)
+    if request.is_foreign:
+        _check_values(request, found)
+    return found
+
+
+def _check_values(before: EnvRequest, after: EnvRequest) -> None:
+    """A value must not make a second address, or another variable, which uv would replace with one of the agent's."""
+    for written, address in zip(before.addresses, after.addresses, strict=True):
+        if "${" in address or (address != written and _SPLITS.search(address)):
+            text = "environment: a variable of an address has a space, a comma or ${ in its value"
+            raise ConfigError(text, hint="write it as addresses do: %20, %2C, %24%7B")
 
 
 def with_old_passwords(request: EnvRequest | None, old: EnvRequest | None) -> EnvRequest | None:

@@ -1,6 +1,9 @@
 """From what a job asks for to exact packages with hashes, on this machine, once for each request and platform.
 
 What was resolved is kept: the same request is the same environment tomorrow, until a user asks for newer packages.
+
+uv runs with the agent's account. To learn what a package without a wheel needs, it would run code of the package: it
+may do that for the owner, and for nobody else.
 """
 
 from __future__ import annotations
@@ -8,19 +11,26 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from ugro.agent.python_env.process import run
-from ugro.agent.python_env.tools import Tools, environment, failed
+from ugro.agent.python_env.tools import Tools, failed
 from ugro.agent.python_env.workshop import Workshop
 from ugro.agent.support.shared_work import SharedWork
 from ugro.core.errors import EnvFailed
 from ugro.core.python_env import EnvRequest, Platform
 from ugro.policy.python_env.naming import environment_name, request_key, uv_platform, without_hash
 from ugro.policy.python_env.pinned import with_given_hashes
-from ugro.policy.python_env.requirements import logical_lines
+from ugro.policy.python_env.requirements import BadRequirement, checked, logical_lines
+from ugro.policy.python_env.wheels_only import (
+    HINT,
+    requirements_from_web,
+    source_archive,
+    unbuilt,
+    without_wheel,
+)
 from ugro.remote.python_env.failures import Mask
 from ugro.remote.python_env.indexes import index_variables
 from ugro.store.python_envs import PythonEnvStore, Resolution
@@ -65,24 +75,30 @@ class Resolver:
 
     async def _pinned(self, request: EnvRequest, platform: Platform, work: Path) -> str:
         if request.lock is not None:
-            exported = await self._export(request, work)
-            request = replace(request, requirements=tuple(line for _, line in logical_lines(exported)), lock=None)
+            exported = logical_lines(await self._export(request, work))
+            request = replace(request, requirements=_checked(line for _, line in exported), lock=None)
         if not request.requirements:
             return ""
         target = uv_platform(platform)
         if target is None:
             text = f"{_WHAT}: uv does not know the platform {platform.arch}, {platform.libc}"
             raise EnvFailed(text, hint="name an environment that is on the node: existing", cause="not-found")
+        if request.is_foreign:
+            _expect_wheels((*request.requirements, *request.constraints))
         _write(work / "requirements.in", request.requirements)
         _write(work / "constraints.txt", request.constraints)
         argv = [
             *("pip", "compile", "--no-config", "--quiet", "--generate-hashes", "--no-header", "--no-annotate"),
             *("--python", sys.executable, "--python-version", platform.python, "--python-platform", target),
             *("--constraints", "constraints.txt", *_folders(request), "requirements.in"),
-            # uv has no variable for it.
+            # uv has no variables for these.
             *(("--no-index",) if request.no_index else ()),
+            *(("--only-binary", ":all:", "--format", "pylock.toml") if request.is_foreign else ()),
         ]
-        return with_given_hashes(await self._uv(argv, request, work), request.requirements)
+        resolved = await self._uv(argv, request, work)
+        if request.is_foreign:
+            resolved = _from_web(resolved, request)
+        return with_given_hashes(resolved, request.requirements)
 
     async def _export(self, request: EnvRequest, work: Path) -> str:
         """The packages of a uv.lock, for all platforms, with hashes."""
@@ -106,10 +122,40 @@ class Resolver:
             "UV_NO_PROGRESS": "1",
             **index_variables("uv", sources.index_url, sources.extra_index_url, _pages(sources)),
         }
-        ended = await run([uv, *argv], env=environment(own), cwd=work, timeout_s=_RESOLVE_S)
+        variables = await self._tools.variables(request, own, work)
+        ended = await run([uv, *argv], env=variables, cwd=work, timeout_s=_RESOLVE_S)
         if ended.code != 0:
-            raise failed("uv", ended.code, ended.err, Mask(sources.addresses), _WHAT)
+            error = failed("uv", ended.code, ended.err, Mask(sources.addresses), _WHAT)
+            name = unbuilt(ended.err) if request.is_foreign else None
+            raise error if name is None else _lacks_wheel(name, error.tail)
         return ended.out
+
+
+def _checked(lines: Iterable[str]) -> tuple[str, ...]:
+    """Lines that uv wrote, from files of the user's: held to the same rules as the user's own."""
+    try:
+        return tuple(map(checked, lines))
+    except BadRequirement as error:
+        raise EnvFailed(f"{_WHAT}: {error.message}", hint=error.hint, cause="not-found") from error
+
+
+def _from_web(lock: str, request: EnvRequest) -> str:
+    folders = [place for place in request.places if "://" not in place or place.startswith("file://")]
+    try:
+        resolved = requirements_from_web(lock, [place.removeprefix("file://") for place in folders])
+    except BadRequirement as error:
+        raise EnvFailed(f"{_WHAT}: {error.message}", hint=error.hint, cause="not-found") from error
+    _expect_wheels(line for _, line in logical_lines(resolved))
+    return resolved
+
+
+def _expect_wheels(lines: Iterable[str]) -> None:
+    if (name := source_archive(lines)) is not None:
+        raise _lacks_wheel(name)
+
+
+def _lacks_wheel(name: str, tail: tuple[str, ...] = ()) -> EnvFailed:
+    return EnvFailed(f"{_WHAT}: {without_wheel(name)}", hint=HINT, cause="not-found", tail=tail)
 
 
 def _pages(request: EnvRequest) -> list[str]:

@@ -2,6 +2,9 @@
 
 uv comes from its wheel on PyPI, whose hash is in ``uv_wheels``: fetched once by pip, with the user's own settings for
 it, and kept in the state directory.
+
+They run with the agent's account. For packages that others than its owner chose they see an empty home folder, and of
+the agent's variables only those that lead to the network: no login, no secret and no setting of the owner.
 """
 
 from __future__ import annotations
@@ -24,8 +27,10 @@ from ugro.agent.python_env.uv_wheels import UV_VERSION, UV_WHEELS, UvWheel
 from ugro.agent.python_env.workshop import Workshop
 from ugro.agent.support.shared_work import SharedWork
 from ugro.core.errors import EnvFailed
-from ugro.core.python_env import Blob, EnvRequest, Platform
+from ugro.core.python_env import Blob, EnvRequest, Platform, Whose
+from ugro.core.support.secret import without_userinfo
 from ugro.remote.python_env.failures import Mask, explain
+from ugro.remote.python_env.indexes import NETWORK
 
 _FETCH_S = 600.0
 _VERSION_S = 60.0
@@ -54,16 +59,28 @@ class Pip:
     @property
     def indexes(self) -> tuple[str | None, tuple[str, ...]]:
         """The package indexes that it is configured to use, as far as nodes can reach them too."""
-        found: dict[str, list[str]] = {}
-        for line in self.settings.splitlines():
-            name, _, value = line.partition("=")
-            # Later lines count more: a user's settings come after those of the machine.
-            found[name.rpartition(".")[2]] = value.strip("'\"").replace("\\n", " ").split()
+        found = self._values()
         index, extra = (
             [one for one in found.get(name, ()) if one.startswith(("http://", "https://"))]
             for name in ("index-url", "extra-index-url")
         )
         return (index[0] if index else None), tuple(extra)
+
+    @property
+    def network(self) -> dict[str, str]:
+        """How it is configured to reach the network, as variables; without logins to an index."""
+        found = {name: " ".join(words) for name, words in self._values().items()}
+        proxy = dict.fromkeys(("http_proxy", "https_proxy"), found["proxy"]) if "proxy" in found else {}
+        own = {f"PIP_{name.upper().replace('-', '_')}": found[name] for name in _OF_NETWORK if name in found}
+        return {**proxy, **own}
+
+    def _values(self) -> dict[str, list[str]]:
+        found: dict[str, list[str]] = {}
+        for line in self.settings.splitlines():
+            name, _, value = line.partition("=")
+            # Later lines count more: a user's settings come after those of the machine.
+            found[name.rpartition(".")[2]] = value.strip("'\"").replace("\\n", " ").split()
+        return found
 
 
 class Tools:
@@ -96,14 +113,35 @@ class Tools:
         return (await self._pip()).argv
 
     async def sources_of(self, request: EnvRequest) -> EnvRequest:
-        """The request with the indexes of pip on this machine, if it names none."""
+        """The request with the indexes of pip on this machine, if it names none; for others without their logins."""
         if request.index_url is not None or request.no_index:
             return request
         try:
             index, extra = (await self._pip()).indexes
         except EnvFailed:
             return request
+        if request.is_foreign:
+            index, extra = without_userinfo(index) if index else None, tuple(map(without_userinfo, extra))
         return replace(request, index_url=index, extra_index_url=(*request.extra_index_url, *extra))
+
+    async def lends_login(self, request: EnvRequest) -> bool:
+        """Whether it is a job of somebody else whose packages come from here with a login of pip's own settings."""
+        if request.whose is Whose.OWNER:
+            return False
+        added = {*(await self.sources_of(request)).addresses} - {*request.addresses}
+        return any(without_userinfo(address) != address for address in added)
+
+    async def variables(self, request: EnvRequest, own: Mapping[str, str], work: Path) -> dict[str, str]:
+        """For pip and uv here. ``own``: besides. ``work``: a folder that is removed afterwards."""
+        if not request.is_foreign:
+            return environment(own)
+        home = work / ".home"
+        home.mkdir(mode=0o700, exist_ok=True)
+        try:
+            network = (await self._pip()).network
+        except EnvFailed:
+            network = {}
+        return {**environment_for_others(home), **network, **own}
 
     async def close(self) -> None:
         await self._fetching.close()
@@ -186,11 +224,34 @@ def blob_of(path: Path) -> Blob:
 
 
 def environment(own: Mapping[str, str]) -> dict[str, str]:
-    """For pip and uv here: the user's own, without what would change the result unseen."""
+    """For what the owner has chosen: the owner's own, without what would change the result unseen."""
     kept = {name: value for name, value in os.environ.items() if name not in _FOREIGN}
-    return {**kept, "NO_COLOR": "1", "LC_ALL": "C.UTF-8", "COLUMNS": "200", **own}
+    return {**kept, **_TEXTS, **own}
 
 
+def environment_for_others(home: Path) -> dict[str, str]:
+    """``home``: an empty folder. The owner's has logins (.netrc), settings, and files that pip fetched with a login."""
+    network = {name: os.environ[name] for name in NETWORK if name in os.environ}
+    # A proxy's address may hold a password. What a package says that it needs may have variables in it, which uv
+    # replaces: those in capital letters.
+    proxies = {name.lower(): network.pop(name) for name in tuple(network) if name.endswith("_PROXY")}
+    return {
+        **proxies,
+        **network,
+        **_TEXTS,
+        **dict.fromkeys(("HOME", "TMPDIR", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_CACHE_HOME"), str(home)),
+        # pip itself may be in the owner's home folder.
+        "PYTHONUSERBASE": os.environ.get("PYTHONUSERBASE") or os.path.expanduser("~/.local"),
+        **{"NETRC": os.devnull, "PIP_CONFIG_FILE": os.devnull, "UV_NO_CONFIG": "1"},
+        **{"PIP_KEYRING_PROVIDER": "disabled", "UV_KEYRING_PROVIDER": "disabled"},
+        "UV_CREDENTIALS_DIR": str(home / "credentials"),
+        # The ssh of git would find the owner's keys by itself. A package may still name a repository that it needs.
+        "GIT_ALLOW_PROTOCOL": "none",
+    }
+
+
+_TEXTS = {"NO_COLOR": "1", "LC_ALL": "C.UTF-8", "COLUMNS": "200"}
+_OF_NETWORK = ("cert", "trusted-host", "timeout", "default-timeout", "retries")
 # Variables of virtual environments, and of uv, that name other indexes, versions and options than the job.
 _FOREIGN = frozenset(
     {

@@ -7,7 +7,7 @@ import tomllib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ugro.policy.python_env.requirements import BadRequirement
+from ugro.policy.python_env.requirements import BadRequirement, checked
 
 UV_LOCK = "uv.lock"
 PYLOCK = "pylock.toml"
@@ -50,7 +50,7 @@ def _line(package: Mapping[str, Any]) -> str:
     if not _VERSION.fullmatch(version) or not hashes:
         raise BadRequirement(f"{name} has no version or no hashes", hint)
     condition = f" ; {marker}" if marker else ""
-    return f"{name}=={version}{condition} {' '.join(f'--hash=sha256:{one}' for one in hashes)}"
+    return checked(f"{name}=={version}{condition} {' '.join(f'--hash=sha256:{one}' for one in hashes)}")
 
 
 def _hashes(package: Mapping[str, Any]) -> Iterator[str]:

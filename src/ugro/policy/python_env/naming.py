@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 from ugro.core.python_env import EnvHost, EnvRequest, Platform
 from ugro.core.support.codec import dumps
@@ -102,7 +102,8 @@ def with_override(request: EnvRequest, label: str) -> EnvRequest:
 def request_key(request: EnvRequest, platform: Platform) -> str:
     """Of what was asked for, without overrides: by it the resolved packages are kept.
 
-    Without passwords: another one must not make another environment.
+    Without passwords: another one must not make another environment. What others chose is kept apart: its sources are
+    not quite the owner's, who must not get what somebody else has had resolved.
     """
     plain = replace(
         request.with_addresses(without_userinfo),
@@ -112,8 +113,11 @@ def request_key(request: EnvRequest, platform: Platform) -> str:
         upgrade=False,
         python=None,
     )
+    wanted = asdict(plain)
+    del wanted["whose"]
+    others = {"others": True} if request.is_foreign else {}
     target = [platform.arch, platform.libc, list(platform.libc_version), platform.python]
-    return hashlib.sha256(dumps({"request": plain, "platform": target}).encode()).hexdigest()
+    return hashlib.sha256(dumps({"request": wanted, "platform": target, **others}).encode()).hexdigest()
 
 
 def environment_name(requirements: str, platform: Platform) -> str:

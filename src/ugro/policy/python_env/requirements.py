@@ -1,7 +1,7 @@
 """Requirements files: their lines, with the files that they include, as far as every node can install them.
 
-What would be something else on each machine is refused, with its file and line: code that is not in a package, and
-paths of this machine. Nothing is looked up.
+What would be something else on each machine is refused, with its file and line: code that is not in a package, paths
+of this machine, and variables, which uv and pip would replace with their own. Nothing is looked up.
 """
 
 from __future__ import annotations
@@ -23,6 +23,9 @@ _SOURCES = {"-i": "index", "--index-url": "index", "--extra-index-url": "extra",
 _IGNORED = frozenset({"--require-hashes", "--prefer-binary", "--only-binary", "--no-binary", "--use-feature"})
 _EDITABLE = frozenset({"-e", "--editable"})
 _SPECIFIER = re.compile(r"(===|==|~=|!=|<=|>=|<|>)")
+_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")  # a carriage return would begin a line of its own for uv
+# uv also takes an address that ends with .git for a repository.
+_REPOSITORY = re.compile(r"(?:git|hg|svn|bzr)\+|[^\s?#]*\.git/*(?:[@?#]|$)", re.IGNORECASE)
 
 
 class BadRequirement(ValueError):
@@ -59,6 +62,11 @@ def read_constraints(file: str, read: Callable[[str], str], inside: Sequence[str
 
 def checked(line: str, where: str = "") -> str:
     """One requirement, as every node understands it."""
+    if _CONTROL.search(line):
+        raise BadRequirement(f"not a package: {_brief(line)}", "remove its control characters", where)
+    if "${" in line:
+        hint = "write the address as it is; a password belongs into index_url, as ${NAME}"
+        raise BadRequirement(f"a variable in a package is not replaced: {_brief(line)}", hint, where)
     found = _NAME.fullmatch(line)
     rest = found[3] if found else ""
     is_file = line.split(None, 1)[0].endswith((".whl", ".tar.gz", ".zip"))
@@ -69,8 +77,15 @@ def checked(line: str, where: str = "") -> str:
             raise _local(line, where)
         raise BadRequirement(f"not a package: {_brief(line)}", "for example: torch==2.13.0", where)
     if rest.startswith("@"):
-        _check_address(rest[1:].strip(), line, where)
+        _check_address(line, where)
     return line
+
+
+def address_in(line: str) -> tuple[str, str | None]:
+    """A requirement's name, and the address that it is taken from, if it has one."""
+    found = _NAME.fullmatch(line)
+    words = found[3][1:].split() if found and found[3].startswith("@") else []
+    return (found[1] if found else line), (words[0] if words else None)
 
 
 def project(line: str) -> str:
@@ -171,14 +186,16 @@ def _is_path(line: str) -> bool:
     return "/" in line or line.endswith((".whl", ".tar.gz", ".zip")) or line.startswith((".", "~"))
 
 
-def _check_address(address: str, line: str, where: str) -> None:
-    name = _NAME.fullmatch(line)
-    what = name[1] if name else line
-    if address.startswith("file:") or "://" not in address:
+def _check_address(line: str, where: str) -> None:
+    what, address = address_in(line)
+    if address is None or address.lower().startswith("file:") or "://" not in address:
         raise _local(line, where)
-    if re.match(r"(?:git|hg|svn|bzr)\+", address):
-        hint = "name a release of it, or an archive: NAME @ https://….tar.gz"
+    if _REPOSITORY.match(address):
+        hint = "name a release of it, or a wheel: NAME @ https://….whl"
         raise BadRequirement(f"{what} is taken from a repository, which no hash can check", hint, where)
+    if not re.match(r"https?://", address, re.IGNORECASE):
+        hint = "write it as NAME @ https://…"
+        raise BadRequirement(f"the address of {what} does not start with https:// or http://", hint, where)
     if without_passwords(address) != address:
         hint = "put the password into index_url, as ${NAME}"
         raise BadRequirement(f"the address of {what} has a password in it", hint, where)

@@ -1,4 +1,4 @@
-"""The variables in which uv and pip find package indexes, on nodes and on the agent's machine alike.
+"""The variables in which uv and pip find package indexes and the network, on nodes and on the agent's machine alike.
 
 Variables, because addresses may hold passwords: others can read a process's arguments, but not its environment.
 """
@@ -6,6 +6,13 @@ Variables, because addresses may hold passwords: others can read a process's arg
 from __future__ import annotations
 
 from typing import Dict, NamedTuple, Optional, Sequence
+
+# Of an account's own variables: how to reach the network, and whom to trust there.
+NETWORK = (
+    "PATH", "LD_LIBRARY_PATH", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE",
+    "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "all_proxy", "no_proxy",
+    "UV_HTTP_TIMEOUT", "UV_NATIVE_TLS", "UV_SYSTEM_CERTS", "UV_PYTHON_INSTALL_MIRROR", "UV_INSECURE_HOST",
+)  # fmt: skip
 
 
 class _Names(NamedTuple):

@@ -10,16 +10,9 @@ import os
 from typing import Dict, List, Protocol
 
 from ugro.remote.process.execute import MARK
-from ugro.remote.python_env.indexes import index_variables
+from ugro.remote.python_env.indexes import NETWORK, index_variables
 from ugro.remote.python_env.place import Place
 from ugro.remote.python_env.recipe import Recipe
-
-# Of the account's own variables: how to reach the network, and whom to trust there.
-_PASSED = (
-    "PATH", "LD_LIBRARY_PATH", "SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE",
-    "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "all_proxy", "no_proxy",
-    "UV_HTTP_TIMEOUT", "UV_NATIVE_TLS", "UV_SYSTEM_CERTS", "UV_PYTHON_INSTALL_MIRROR", "UV_INSECURE_HOST",
-)  # fmt: skip
 
 
 class Site:
@@ -40,7 +33,7 @@ class Site:
 
     def variables(self, marker: str) -> Dict[str, str]:
         """Of every installer. ``marker``: by it the processes are found that it leaves behind."""
-        passed = {name: os.environ[name] for name in _PASSED if name in os.environ}
+        passed = {name: os.environ[name] for name in NETWORK if name in os.environ}
         folders = {"HOME": self.home, "TMPDIR": self.tmp, "XDG_CONFIG_HOME": self.home, "XDG_DATA_HOME": self.home}
         texts = {"LC_ALL": "C.UTF-8", "NO_COLOR": "1", "COLUMNS": "200", "PYTHONNOUSERSITE": "1", MARK: marker}
         return {"PATH": os.defpath, **passed, **folders, **texts}

@@ -39,6 +39,8 @@ def test_a_pylock_becomes_pinned_requirements_with_hashes() -> None:
     [
         (("version = \"2.0\"", 'version = "2.0"\nvcs = {type = "git"}'), "numpy comes from a vcs"),
         (("python_version > '3.8'", "'gpu' in extras"), "numpy depends on an extra or a group"),
+        (("python_version > '3.8'", "python_version > '3.8'\\r-r /etc/passwd"), "not a package"),
+        (("python_version > '3.8'", "python_version > '${HOME}'"), "a variable in a package"),
         ((B, "zz"), "numpy has no version or no hashes"),
         (('name = "numpy"\n', 'name = "../x"\n'), "not a package's name"),
     ],

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from ugro.core.python_env import EnvHost, EnvOverride, EnvRequest, Platform
+from ugro.core.python_env import EnvHost, EnvOverride, EnvRequest, Platform, Whose
 from ugro.policy.python_env.naming import (
     common_python,
     environment_name,
@@ -51,6 +51,12 @@ def test_a_request_is_the_same_with_another_password_and_in_another_order() -> N
     assert request_key(one, HERE) == request_key(same, HERE)
     assert request_key(one, HERE) != request_key(replace(one, index_url="https://other/simple"), HERE)
     assert request_key(one, HERE) != request_key(one, replace(HERE, python="3.12"))
+
+
+def test_what_others_chose_is_resolved_apart_from_what_the_owner_did() -> None:
+    keys = {whose: request_key(EnvRequest(requirements=("a",), whose=whose), HERE) for whose in Whose}
+    assert keys[Whose.OWNER] == keys[Whose.CLUSTER], "the owner wrote the cluster file"
+    assert keys[Whose.OWNER] != keys[Whose.OTHER]
 
 
 def test_an_override_replaces_packages_of_the_same_name_where_the_label_is() -> None:

@@ -6,7 +6,14 @@ from collections.abc import Mapping
 
 import pytest
 
-from ugro.policy.python_env.requirements import BadRequirement, Found, checked, project, read_requirements
+from ugro.policy.python_env.requirements import (
+    BadRequirement,
+    Found,
+    checked,
+    project,
+    read_constraints,
+    read_requirements,
+)
 
 HASH = "a" * 64
 
@@ -65,7 +72,14 @@ def test_indexes_and_folders_in_the_file_are_used() -> None:
         ("https://host/x.whl", "requirements.txt:2: an address without a name"),
         ("x @ file:///opt/x.whl", "requirements.txt:2: a path of this machine"),
         ("x @ git+https://github.com/a/x", "requirements.txt:2: x is taken from a repository"),
+        ("x @ FILE:///opt/x.whl", "requirements.txt:2: a path of this machine"),
+        ("x @ GIT+https://github.com/a/x", "requirements.txt:2: x is taken from a repository"),
+        ("x @ https://github.com/a/x.git", "requirements.txt:2: x is taken from a repository"),
+        ("x @ https://github.com/a/x.git@v1 ; python_version>'3'", "requirements.txt:2: x is taken from a repository"),
+        ("x @ ssh://host/x.whl", "requirements.txt:2: the address of x does not start with https:// or http://"),
         ("x @ https://ann:secret@host/x.whl", "requirements.txt:2: the address of x has a password in it"),
+        ("x @ https://host/${HF_TOKEN}/x.whl", "requirements.txt:2: a variable in a package is not replaced"),
+        ("x==${VERSION}", "requirements.txt:2: a variable in a package is not replaced"),
         ("-r ../other.txt", "requirements.txt:2: ../other.txt is outside the folder of the job"),
         ("-r https://host/r.txt", "requirements.txt:2: an included file must be on this machine"),
         ("--pre", "requirements.txt:2: the option --pre is not supported"),
@@ -77,6 +91,17 @@ def test_what_nodes_could_not_install_is_refused_with_its_line(line: str, messag
     assert error.message.startswith(message)
     assert "secret" not in error.message
     assert error.hint
+
+
+def test_uv_replaces_no_variable_of_the_agent_in_a_constraint() -> None:
+    with pytest.raises(BadRequirement) as caught:
+        read_constraints("/job/limits.txt", lambda path: "x @ https://host/${HF_TOKEN}\n")
+    assert caught.value.message.startswith("limits.txt:1: a variable in a package is not replaced")
+
+
+def test_a_package_cannot_smuggle_in_a_line_of_its_own() -> None:
+    with pytest.raises(BadRequirement, match="not a package"):
+        checked("x==1.0\r--find-links /opt/wheels")
 
 
 def test_a_requirement_of_an_address_is_taken() -> None:
