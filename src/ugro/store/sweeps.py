@@ -11,12 +11,14 @@ from ugro.config.problems import nearest
 from ugro.core.errors import NotFound
 from ugro.core.support import clock
 from ugro.core.support.codec import decode, dumps
+from ugro.core.support.quantity import is_number
 from ugro.core.sweep import Budget, Point, Settings, Sweep, SweepState, Trial, TrialState
 from ugro.store.connection import Connection, Row
 from ugro.store.engine import Database
 
-_LARGEST_ID = 2**63 - 1
 _NAMED = 1000  # among whose names one that is mistyped is searched
+# With the user's name. SQLite has 0 for false, PostgreSQL the word; what is neither is hidden.
+_VISIBLE = "(user = ? OR COALESCE(CAST(json_extract(spec, '$.private') AS TEXT), '0') IN ('0', 'false'))"
 _PLAIN = "number, settings, asked, state, job, last, best, step, took_s, gpus, reason, ending"
 
 
@@ -43,9 +45,9 @@ class SweepStore:
         row = await self._database.run(lambda db: db.execute(query, (key,)).fetchone())
         return None if row is None else _sweep(row)
 
-    async def find(self, word: str) -> Sweep:
-        """By name (the newest of that name), by number, or ``last``."""
-        return await self._database.run(lambda db: _find(db, word))
+    async def find(self, word: str, viewer: str | None) -> Sweep:
+        """By number, by name (the newest of that name), or ``last``, among those that this user may see; None: all."""
+        return await self._database.run(lambda db: _find(db, word, viewer))
 
     async def get(self, number: int) -> Sweep:
         query = "SELECT * FROM sweeps WHERE id = ?"
@@ -135,15 +137,19 @@ def _create(db: Connection, new: NewSweep) -> Sweep:
     return _sweep(row)
 
 
-def _find(db: Connection, word: str) -> Sweep:
-    chosen, values = ("", ()) if word == "last" else ("WHERE name = ?", (word,))
-    row = db.execute(f"SELECT * FROM sweeps {chosen} ORDER BY id DESC LIMIT 1", values).fetchone()
-    if row is None and word.isdecimal() and int(word) <= _LARGEST_ID:
-        row = db.execute("SELECT * FROM sweeps WHERE id = ?", (int(word),)).fetchone()
+def _find(db: Connection, word: str, viewer: str | None) -> Sweep:
+    seen, values = ("1 = 1", tuple[object, ...]()) if viewer is None else (_VISIBLE, (viewer,))
+    row = None
+    if is_number(word):  # first: a sweep may be called 5, and must not stand for number 5
+        row = db.execute(f"SELECT * FROM sweeps WHERE {seen} AND id = ?", (*values, int(word))).fetchone()
+    if row is None:
+        named, name = ("", ()) if word == "last" else ("AND name = ?", (word,))
+        newest = f"SELECT * FROM sweeps WHERE {seen} {named} ORDER BY id DESC LIMIT 1"
+        row = db.execute(newest, (*values, *name)).fetchone()
     if row is None:
         what = "there is no sweep" if word == "last" else f"there is no sweep {word!r:.80}"
-        names = db.execute("SELECT name FROM sweeps GROUP BY name ORDER BY MAX(id) DESC LIMIT ?", (_NAMED,))
-        near = nearest(word, [row["name"] for row in names])
+        names = f"SELECT name FROM sweeps WHERE {seen} GROUP BY name ORDER BY MAX(id) DESC LIMIT ?"
+        near = nearest(word, [row["name"] for row in db.execute(names, (*values, _NAMED))])
         raise NotFound(what, hint=f"did you mean {near}?" if near else "see: ugro sweep ls")
     return _sweep(row)
 
