@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 from ugro.config.problems import nearest
@@ -17,8 +18,8 @@ from ugro.store.connection import Connection, Row
 from ugro.store.engine import Database
 
 _NAMED = 1000  # among whose names one that is mistyped is searched
-# With the user's name. SQLite has 0 for false, PostgreSQL the word; what is neither is hidden.
-_VISIBLE = "(user = ? OR COALESCE(CAST(json_extract(spec, '$.private') AS TEXT), '0') IN ('0', 'false'))"
+_PAGE = 20
+_LARGEST_ID = 2**63 - 1
 _PLAIN = "number, settings, asked, state, job, last, best, step, took_s, gpus, reason, ending"
 
 
@@ -138,20 +139,26 @@ def _create(db: Connection, new: NewSweep) -> Sweep:
 
 
 def _find(db: Connection, word: str, viewer: str | None) -> Sweep:
-    seen, values = ("1 = 1", tuple[object, ...]()) if viewer is None else (_VISIBLE, (viewer,))
-    row = None
+    found = None
     if is_number(word):  # first: a sweep may be called 5, and must not stand for number 5
-        row = db.execute(f"SELECT * FROM sweeps WHERE {seen} AND id = ?", (*values, int(word))).fetchone()
-    if row is None:
-        named, name = ("", ()) if word == "last" else ("AND name = ?", (word,))
-        newest = f"SELECT * FROM sweeps WHERE {seen} {named} ORDER BY id DESC LIMIT 1"
-        row = db.execute(newest, (*values, *name)).fetchone()
-    if row is None:
+        found = next(_newest(db, viewer, "id = ?", int(word)), None)
+    if found is None:
+        named = _newest(db, viewer) if word == "last" else _newest(db, viewer, "name = ?", word)
+        found = next(named, None)
+    if found is None:
         what = "there is no sweep" if word == "last" else f"there is no sweep {word!r:.80}"
-        names = f"SELECT name FROM sweeps WHERE {seen} GROUP BY name ORDER BY MAX(id) DESC LIMIT ?"
-        near = nearest(word, [row["name"] for row in db.execute(names, (*values, _NAMED))])
+        near = nearest(word, dict.fromkeys(one.name for one in islice(_newest(db, viewer), _NAMED)))
         raise NotFound(what, hint=f"did you mean {near}?" if near else "see: ugro sweep ls")
-    return _sweep(row)
+    return found
+
+
+def _newest(db: Connection, viewer: str | None, where: str = "1 = 1", *values: object) -> Iterator[Sweep]:
+    """The newest first, of those that this user may see. Read in pages: most who ask need the first one."""
+    query, before = f"SELECT * FROM sweeps WHERE {where} AND id < ? ORDER BY id DESC LIMIT ?", _LARGEST_ID
+    while rows := db.execute(query, (*values, before, _PAGE)).fetchall():
+        sweeps = [_sweep(row) for row in rows]
+        yield from (one for one in sweeps if viewer is None or one.user == viewer or not one.is_private)
+        before = sweeps[-1].id
 
 
 def _add(db: Connection, sweep: int, new: Trial) -> Trial:

@@ -94,7 +94,7 @@ class SweepService:
 
     async def newest(self, limit: int) -> list[SweepReport]:
         found = await self.sweeps.newest(limit)
-        return [await self._report(sweep) for sweep in found if may_see(sweep.user, is_private=_is_private(sweep))]
+        return [await self._report(sweep) for sweep in found if may_see(sweep.user, is_private=sweep.is_private)]
 
     async def find(self, word: str) -> Sweep:
         """Among those that the caller may see. Raises NotFound."""
@@ -277,10 +277,6 @@ class SweepService:
             spec.notes,
             scales(spec),
         )
-
-
-def _is_private(sweep: Sweep) -> bool:
-    return bool(json.loads(sweep.spec).get("private", False))
 
 
 def _is_study(sweep: Sweep) -> bool:
