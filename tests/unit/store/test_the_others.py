@@ -129,7 +129,8 @@ def test_ray_clusters_have_one_name_at_a_time(tmp_path: Path) -> None:
 
 def test_private_sweeps_are_found_by_their_user_alone(tmp_path: Path) -> None:
     async def work(store: Store) -> None:
-        spec = JobSpec("x", ("x",), env=(("A", '"private":true'),))
+        # A lone surrogate is JSON for Python, and not for PostgreSQL.
+        spec = JobSpec("x", ("x",), env=(("A", '"private":true \ud800'),))
         new = NewSweep("k1", "hunt", "bob", "{}", dumps(spec), Budget())
         bobs = await store.sweeps.create(new)
         hidden = dumps(replace(spec, private=True))
