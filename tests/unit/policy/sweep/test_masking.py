@@ -30,7 +30,7 @@ def test_variables_keep_their_names_and_addresses_lose_their_passwords() -> None
             "nodes": 2,
         },
     }
-    assert document["ugro"]["env"]["DATA"] == "hush", "a copy"  # type: ignore[index, call-overload]
+    assert document["ugro"]["env"]["DATA"] == "hush", "a copy"  # type: ignore[index]
 
 
 @pytest.mark.parametrize(
