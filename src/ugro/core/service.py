@@ -192,6 +192,7 @@ class RayPlace:
 
     cluster: str
     is_own: bool = False  # it was started for the service, and ends with it
+    user: str = ""  # whose it was: another user's, which gets its name later, is not meant
 
 
 @dataclass(frozen=True, slots=True)

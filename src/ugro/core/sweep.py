@@ -93,6 +93,10 @@ class Sweep:
     created_at: str
     elapsed_s: float = 0.0  # while it was running
 
+    @property
+    def is_private(self) -> bool:
+        return bool(json.loads(self.spec).get("private", False))
+
 
 @dataclass(frozen=True, slots=True)
 class Scale:

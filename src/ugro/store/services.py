@@ -13,6 +13,7 @@ from ugro.core.job import JobSpec
 from ugro.core.ray_cluster import RayCluster
 from ugro.core.service import Service, ServiceState
 from ugro.core.support.codec import DecodeError, decode, dumps
+from ugro.core.support.quantity import is_number
 from ugro.store.connection import NO_LIMIT, Connection, Row
 from ugro.store.engine import Database
 from ugro.store.ray_clusters import add_cluster
@@ -44,13 +45,15 @@ class ServiceStore:
         """Reads, changes and writes in one transaction. ``how`` may raise a UgroError: then nothing is written."""
         return await self._database.run(lambda db: _change(db, number, how))
 
-    async def find(self, name: str) -> Service:
-        """The one that has not ended, or else the newest of that name."""
+    async def find(self, word: str) -> Service:
+        """By number, or by name: the one that has not ended, or else the newest of that name."""
+        if is_number(word):  # no service is called so
+            return await self.get(int(word))
         query = "SELECT content FROM services WHERE name = ? ORDER BY state <> ? DESC, id DESC LIMIT 1"
-        found = await self._database.run(lambda db: _readable(db.execute(query, (name, ServiceState.ENDED))))
+        found = await self._database.run(lambda db: _readable(db.execute(query, (word, ServiceState.ENDED))))
         if not found:
-            near = nearest(name, await self._names())
-            raise NotFound(f"there is no service {name!r:.80}", hint=f"did you mean {near}?" if near else _HINT)
+            near = nearest(word, await self._names())
+            raise NotFound(f"there is no service {word!r:.80}", hint=f"did you mean {near}?" if near else _HINT)
         return found[0]
 
     async def _names(self) -> list[str]:

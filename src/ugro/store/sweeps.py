@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 from ugro.config.problems import nearest
 from ugro.core.errors import NotFound
 from ugro.core.support import clock
 from ugro.core.support.codec import decode, dumps
+from ugro.core.support.quantity import is_number
 from ugro.core.sweep import Budget, Point, Settings, Sweep, SweepState, Trial, TrialState
 from ugro.store.connection import Connection, Row
 from ugro.store.engine import Database
 
-_LARGEST_ID = 2**63 - 1
 _NAMED = 1000  # among whose names one that is mistyped is searched
+_PAGE = 20
+_LARGEST_ID = 2**63 - 1
 _PLAIN = "number, settings, asked, state, job, last, best, step, took_s, gpus, reason, ending"
 
 
@@ -43,9 +46,9 @@ class SweepStore:
         row = await self._database.run(lambda db: db.execute(query, (key,)).fetchone())
         return None if row is None else _sweep(row)
 
-    async def find(self, word: str) -> Sweep:
-        """By name (the newest of that name), by number, or ``last``."""
-        return await self._database.run(lambda db: _find(db, word))
+    async def find(self, word: str, viewer: str | None) -> Sweep:
+        """By number, by name (the newest of that name), or ``last``, among those that this user may see; None: all."""
+        return await self._database.run(lambda db: _find(db, word, viewer))
 
     async def get(self, number: int) -> Sweep:
         query = "SELECT * FROM sweeps WHERE id = ?"
@@ -135,17 +138,27 @@ def _create(db: Connection, new: NewSweep) -> Sweep:
     return _sweep(row)
 
 
-def _find(db: Connection, word: str) -> Sweep:
-    chosen, values = ("", ()) if word == "last" else ("WHERE name = ?", (word,))
-    row = db.execute(f"SELECT * FROM sweeps {chosen} ORDER BY id DESC LIMIT 1", values).fetchone()
-    if row is None and word.isdecimal() and int(word) <= _LARGEST_ID:
-        row = db.execute("SELECT * FROM sweeps WHERE id = ?", (int(word),)).fetchone()
-    if row is None:
+def _find(db: Connection, word: str, viewer: str | None) -> Sweep:
+    found = None
+    if is_number(word):  # first: a sweep may be called 5, and must not stand for number 5
+        found = next(_newest(db, viewer, "id = ?", int(word)), None)
+    if found is None:
+        named = _newest(db, viewer) if word == "last" else _newest(db, viewer, "name = ?", word)
+        found = next(named, None)
+    if found is None:
         what = "there is no sweep" if word == "last" else f"there is no sweep {word!r:.80}"
-        names = db.execute("SELECT name FROM sweeps GROUP BY name ORDER BY MAX(id) DESC LIMIT ?", (_NAMED,))
-        near = nearest(word, [row["name"] for row in names])
+        near = nearest(word, dict.fromkeys(one.name for one in islice(_newest(db, viewer), _NAMED)))
         raise NotFound(what, hint=f"did you mean {near}?" if near else "see: ugro sweep ls")
-    return _sweep(row)
+    return found
+
+
+def _newest(db: Connection, viewer: str | None, where: str = "1 = 1", *values: object) -> Iterator[Sweep]:
+    """The newest first, of those that this user may see. Read in pages: most who ask need the first one."""
+    query, before = f"SELECT * FROM sweeps WHERE {where} AND id < ? ORDER BY id DESC LIMIT ?", _LARGEST_ID
+    while rows := db.execute(query, (*values, before, _PAGE)).fetchall():
+        sweeps = [_sweep(row) for row in rows]
+        yield from (one for one in sweeps if viewer is None or one.user == viewer or not one.is_private)
+        before = sweeps[-1].id
 
 
 def _add(db: Connection, sweep: int, new: Trial) -> Trial:

@@ -207,6 +207,38 @@ def test_a_job_remembers_whether_its_packages_were_chosen_by_the_owner(tmp_path:
     asyncio.run(scenario())
 
 
+def test_a_member_does_not_learn_which_files_there_are(tmp_path: Path) -> None:
+    far, near = tmp_path / "far", tmp_path / "near"
+    for folder in (far, near):
+        folder.mkdir()
+    (tmp_path / "secret.py").touch()
+    there, missing = (str(tmp_path / name).removeprefix("/") for name in ("secret.py", "none.py"))
+
+    async def said(api: FastAPI, caller: Caller, where: str, **fields: Any) -> str:
+        body = {"user": "", "key": "", "fields": fields, "here": where, "env": {}}
+        found = await ask(api, "POST", "/v1/jobs/plan", caller=caller, body=body)
+        return found.body.decode()
+
+    async def on_another_machine() -> None:
+        cluster = CLUSTER.replace("here: {transport: local}", "far: {transport: ['false']}")
+        async with running_agent(far, cluster) as (_, api):
+            answers = [await said(api, ANN, "/", command=[name]) for name in (there, missing)]
+            assert answers[0].replace("secret", "none") == answers[1]
+            assert "is not sent to the nodes" in await said(api, OWNER, "/", command=[there])
+
+    async def on_this_machine() -> None:
+        async with running_agent(near) as (_, api):
+            for where in (str(tmp_path), str(tmp_path / "no-folder")):
+                answer = await said(api, ANN, where, script="secre.py", sync=False)
+                assert "no such" not in answer
+                assert "did you mean" not in answer
+            answer = await said(api, OWNER, str(tmp_path), script="secre.py", sync=False)
+            assert "did you mean secret.py?" in answer
+
+    asyncio.run(on_another_machine())
+    asyncio.run(on_this_machine())
+
+
 def test_the_agent_reads_no_files_for_other_accounts(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.mkdir()

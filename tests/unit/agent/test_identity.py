@@ -13,6 +13,7 @@ import pytest
 from ugro.agent.api.access_rules import PAGES, RULES, Access, Kind, check_owner, check_role
 from ugro.agent.api.audit_rules import rule_for
 from ugro.agent.ops.tokens import LONGEST_S, PREFIX, Tokens
+from ugro.agent.recipes.model_files import path_of
 from ugro.agent.support.caller import caller, disguised, enter, expect_visible, shown, visible, without_values
 from ugro.core.errors import NotAllowed, NotFound, UgroError, UsageError
 from ugro.core.identity import Caller, Role, least
@@ -113,6 +114,20 @@ def test_of_a_hidden_job_only_that_it_is_there_is_seen() -> None:
     assert caller() is None, "the agent itself"
     assert visible([SECRET]) == [shown(SECRET)] == [SECRET]
     assert "hush" not in repr(without_values(SECRET))
+
+
+def test_who_has_another_account_does_not_learn_that_a_file_exists(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    model.mkdir()
+
+    def scenario() -> None:
+        enter(ANN)
+        assert path_of("model", tmp_path) is None, "one of the hub"
+        assert path_of("./model", tmp_path) == model, "refused, whether it exists or not"
+        enter(replace(ANN, shares_account=True))
+        assert (path_of("model", tmp_path), path_of("none", tmp_path)) == (model, None)
+
+    in_own_context(scenario)
 
 
 def in_own_context(scenario: Callable[[], None]) -> None:

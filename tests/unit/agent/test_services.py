@@ -7,20 +7,33 @@ from typing import Any
 
 import pytest
 
-from tests.rig.stores import store_at
+from tests.rig.stores import in_store, store_at
 from tests.unit.policy.ray.clusters import cluster
 from tests.unit.policy.serving.places import service
 from ugro.agent.jobs.submission import Submit
+from ugro.agent.ray_cluster.service import RayClusters
 from ugro.agent.services.creation import Prepared, ServiceRequest
 from ugro.agent.services.ray_place import RayPlaces
 from ugro.agent.services.service import Services
+from ugro.agent.support.caller import enter
 from ugro.core.errors import NotAllowed
+from ugro.core.identity import Caller, Role
+from ugro.core.job import Job
+from ugro.core.python_env import EnvRequest
+from ugro.core.ray_cluster import ClusterState, RayCluster
+from ugro.core.service import RayPlace
+from ugro.store.database import Store
 
 
 class Nobody:
     """In the place of jobs, nodes and what makes services of requests."""
 
     def expect_submittable(self) -> None: ...
+
+    async def with_reasons(self, jobs: list[Job]) -> list[Job]:
+        return jobs
+
+    async def lack_of_serve(self, cluster: RayCluster) -> None: ...
 
     preparing = None
 
@@ -65,3 +78,73 @@ def test_a_service_and_the_cluster_that_is_started_for_it_are_recorded_together_
             await store.close()
 
     asyncio.run(run())
+
+
+# --- on a Ray cluster ---------------------------------------------------------------------------------------------
+
+PASSWORD = EnvRequest(index_url="https://ann:hush@pypi.corp/simple")
+
+
+def ray_places(store: Store, folder: Path) -> RayPlaces:
+    nobody: Any = Nobody()
+    return RayPlaces(store.services, RayClusters(folder, store, nobody, nobody, nobody))
+
+
+def test_a_cluster_is_for_its_user_and_its_passwords_are_for_nobody_else(tmp_path: Path) -> None:
+    bob, olga = Caller("bob", Role.USER, ""), Caller("olga", Role.OPERATOR, "")
+    ann, alone = replace(bob, user="ann"), Caller("root", Role.ADMIN, "", shares_account=True, is_alone=True)
+
+    async def work(store: Store) -> None:
+        places = ray_places(store, tmp_path)
+        plain = await store.ray_clusters.add(cluster(1))
+        for may in (ann, olga, alone):
+            enter(may)
+            assert await places.existing("ray") == plain
+        enter(bob)
+        with pytest.raises(NotAllowed, match="the Ray cluster ray is ann's"):
+            await places.existing("ray")
+        await store.ray_clusters.put(replace(plain, environment=PASSWORD))
+        for may in (ann, alone):
+            enter(may)
+            assert (await places.existing("ray")).environment == PASSWORD
+        enter(olga)
+        with pytest.raises(NotAllowed, match="has passwords of ann"):
+            await places.existing("ray")
+
+    in_store(tmp_path, work)
+
+
+def test_a_replica_does_not_go_to_a_cluster_of_somebody_else_that_has_the_name_now(tmp_path: Path) -> None:
+    async def work(store: Store) -> None:
+        places = ray_places(store, tmp_path)
+        job = service().current.job
+        bobs = replace(service(), user="bob", ray=RayPlace("ray", user="bob"))
+        olgas = replace(service(), user="olga", ray=RayPlace("ray", user="ann"))  # an operator may use it
+        anns = await store.ray_clusters.add(cluster(1))
+        for mine in (replace(service(), ray=RayPlace("ray")), olgas):
+            assert "secret" in dict((await places.replica(mine, job)).env).values()
+        with pytest.raises(NotAllowed, match="the Ray cluster ray is ann's"):
+            await places.replica(bobs, job)
+        await store.ray_clusters.put(replace(anns, environment=PASSWORD))
+        with pytest.raises(NotAllowed, match="has passwords of ann"):
+            await places.replica(olgas, job)
+        assert (await places.replica(olgas, replace(job, environment=PASSWORD))).environment == PASSWORD
+
+    in_store(tmp_path, work)
+
+
+def test_the_end_of_a_service_does_not_end_the_cluster_of_somebody_else_that_has_the_name_now(tmp_path: Path) -> None:
+    async def work(store: Store) -> None:
+        places = ray_places(store, tmp_path)
+        own = RayPlace("ray", is_own=True, user="bob")
+        bobs = replace(service(), user="bob", ray=own)
+        anns = await store.ray_clusters.add(cluster(1))
+        assert not await places.has_own(bobs)
+        await places.stop_own(bobs)
+        assert await store.ray_clusters.open() == [anns]
+        mine = replace(bobs, user="ann")
+        assert await places.has_own(mine)
+        await places.stop_own(mine)
+        assert [one.state for one in await store.ray_clusters.open()] == [ClusterState.STOPPING]
+
+    in_store(tmp_path, work)

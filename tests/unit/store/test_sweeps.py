@@ -26,11 +26,11 @@ def test_the_same_key_is_the_same_sweep_and_a_name_means_the_newest(file: Path) 
         first = await store.sweeps.create(NEW)
         again = await store.sweeps.create(replace(NEW, name="other"))
         second = await store.sweeps.create(replace(NEW, key="k2"))
-        words = [await store.sweeps.find(word) for word in ("train", "last", str(first.id))]
+        words = [await store.sweeps.find(word, None) for word in ("train", "last", str(first.id))]
         with pytest.raises(NotFound, match="there is no sweep 'none'"):
-            await store.sweeps.find("none")
+            await store.sweeps.find("none", None)
         with pytest.raises(NotFound) as mistyped:
-            await store.sweeps.find("trian")
+            await store.sweeps.find("trian", None)
         assert mistyped.value.hint == "did you mean train?"
         assert again == first == words[2]
         assert words[:2] == [second, second]
@@ -38,6 +38,16 @@ def test_the_same_key_is_the_same_sweep_and_a_name_means_the_newest(file: Path) 
 
     [first] = in_store(file, work)
     assert (first.budget, first.state) == (NEW.budget, SweepState.RUNNING)
+
+
+def test_a_number_comes_before_a_name(file: Path) -> None:
+    async def work(store: Store) -> None:
+        first = await store.sweeps.create(NEW)
+        called_one = await store.sweeps.create(replace(NEW, key="k2", name="1"))
+        called_nine = await store.sweeps.create(replace(NEW, key="k3", name="9"))
+        assert [await store.sweeps.find(word, None) for word in ("1", "2", "9")] == [first, called_one, called_nine]
+
+    in_store(file, work)
 
 
 def test_a_trial_is_found_again_as_it_was(file: Path) -> None:

@@ -13,15 +13,18 @@ from tests.unit.policy.ray.clusters import cluster
 from ugro.core.alert import Alert, Severity
 from ugro.core.audit import AuditEntry
 from ugro.core.environment import Environment
-from ugro.core.errors import NotAllowed, UgroError
+from ugro.core.errors import NotAllowed, NotFound, UgroError
 from ugro.core.job import Ending, Job, JobSpec, JobState, Placement, Share
 from ugro.core.ray_cluster import ClusterState
+from ugro.core.support.codec import dumps
+from ugro.core.sweep import Budget
 from ugro.policy.lifecycle.newer_state import Cancel, Settle, Take
 from ugro.store.database import Store
 from ugro.store.job_moves import StaleMove
 from ugro.store.listing import Listed
 from ugro.store.smalllogs import SmallLog
 from ugro.store.standing import Decision
+from ugro.store.sweeps import NewSweep
 
 SPEC = JobSpec("Train-ü", ("true",))
 GPU = Placement((Share("gpu1", gpus=(0,)),))
@@ -120,6 +123,28 @@ def test_ray_clusters_have_one_name_at_a_time(tmp_path: Path) -> None:
         await store.ray_clusters.put(replace(first, state=ClusterState.ENDED))
         second = await store.ray_clusters.add(wanted)
         assert [one.id for one in await store.ray_clusters.newest(5)] == [second.id, first.id] == [2, 1]
+
+    in_store(tmp_path, work)
+
+
+def test_private_sweeps_are_found_by_their_user_alone(tmp_path: Path) -> None:
+    async def work(store: Store) -> None:
+        # A lone surrogate is JSON for Python, and not for PostgreSQL.
+        spec = JobSpec("x", ("x",), env=(("A", '"private":true \ud800'),))
+        new = NewSweep("k1", "hunt", "bob", "{}", dumps(spec), Budget())
+        bobs = await store.sweeps.create(new)
+        hidden = dumps(replace(spec, private=True))
+        anns = await store.sweeps.create(replace(new, key="k2", user="ann", spec=hidden))
+        named = await store.sweeps.create(replace(new, key="k3", name="merger", user="ann", spec=hidden))
+        old = await store.sweeps.create(replace(new, key="k4", name="old", spec='{"name":"x"}'))
+        seen = {None: (anns, old), "ann": (anns, old), "bob": (bobs, old), "eve": (bobs, old)}
+        for viewer, expected in seen.items():
+            assert tuple([await store.sweeps.find(word, viewer) for word in ("hunt", "last")]) == expected, viewer
+        assert await store.sweeps.find(str(named.id), "ann") == named
+        for word in ("merger", "merge", str(named.id)):
+            with pytest.raises(NotFound) as missing:
+                await store.sweeps.find(word, "bob")
+            assert missing.value.hint == "see: ugro sweep ls"
 
     in_store(tmp_path, work)
 

@@ -5,8 +5,8 @@ What accepts connections (the socket, the HTTPS API, the dashboard) says in a re
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from fastapi import Request
@@ -17,7 +17,7 @@ from ugro.agent.api.access_rules import Access, Kind, check_owner, check_role
 from ugro.agent.api.audit_trail import Peer
 from ugro.agent.ops.team import Team
 from ugro.agent.support.caller import enter
-from ugro.core.errors import NotAllowed, NotFound
+from ugro.core.errors import NotAllowed
 from ugro.core.identity import Caller
 
 CALLER = "ugro.caller"  # in a request's scope: who asks; None is a stranger
@@ -44,26 +44,33 @@ class Gate:
 
     async def _check_thing(self, caller: Caller, access: Access, kind: Kind, path: dict[str, Any]) -> None:
         key = next(name for name in ("word", "number", "name") if name in path)
-        word = str(path[key])
+        thing = await self._meant(kind, str(path[key]))
+        # By its number from here on: in a moment, a word may mean another one, which is not the caller's.
+        path[key] = thing.number if key == "number" else str(thing.number)
+        check_owner(caller, access, thing.user, f"{kind} {thing.name}")
+
+    async def _meant(self, kind: Kind, word: str) -> _Thing:
+        """Among what the caller may see. Raises NotFound."""
         if kind is Kind.JOB:
             job = await self._agent.jobs.find(word)
-            # By its number from here on: a word may mean another job, which the caller must not see, in a moment.
-            path[key] = str(job.id) if key != "number" else job.id
-            check_owner(caller, access, job.user, f"job {job.id}")
-            return
-        owner, is_private = await self._owner(kind, word)
-        if not caller.may_see(owner, is_private=is_private):
-            raise NotFound(f"there is no {kind} {word!r:.80}")
-        check_owner(caller, access, owner, f"{kind} {word}")
-
-    async def _owner(self, kind: Kind, word: str) -> tuple[str, bool]:
-        store = self._agent.store
+            return _Thing(job.id, job.user, str(job.id))
         if kind is Kind.SWEEP:
-            sweep = await store.sweeps.find(word)
-            return sweep.user, is_private(sweep.spec)
+            sweep = await self._agent.sweeps.find(word)
+            return _Thing(sweep.id, sweep.user, sweep.name)
         if kind is Kind.SERVICE:
-            return (await store.services.find(word)).user, False
-        return (await self._agent.ray_clusters.get(None if word == _ONLY else word)).user, False
+            service = await self._agent.store.services.find(word)
+            return _Thing(service.id, service.user, service.name)
+        cluster = await self._agent.ray_clusters.find(None if word == _ONLY else word)
+        return _Thing(cluster.id, cluster.user, cluster.name)
+
+
+@dataclass(frozen=True, slots=True)
+class _Thing:
+    """What a path names."""
+
+    number: int
+    user: str
+    name: str
 
 
 class SocketCallers:
@@ -91,11 +98,6 @@ def who(scope: Scope) -> tuple[str, str]:
 
 def stranger() -> NotAllowed:
     return NotAllowed("you may not use this agent", hint="its owner can add you to the team: see docs/team.md")
-
-
-def is_private(spec: str) -> bool:
-    """Of a sweep: its jobs' spec, as JSON."""
-    return bool(json.loads(spec).get("private", False))
 
 
 def _method(request: Request) -> str:

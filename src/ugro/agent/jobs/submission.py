@@ -20,7 +20,7 @@ from ugro.agent.jobs.forecasts import Forecasts
 from ugro.agent.jobs.result_cache import ResultCache
 from ugro.agent.python_env.reading import environment_of, refuse_files, with_old_passwords, with_variables
 from ugro.agent.python_env.service import PythonEnvService
-from ugro.agent.support.caller import OwnKey, SeenUser, expect_files, expect_visible
+from ugro.agent.support.caller import OwnKey, SeenUser, expect_files, expect_visible, may_read_files
 from ugro.agent.support.client_files import remote_client
 from ugro.agent.tracking.cluster import Cluster
 from ugro.agent.tracking.scheduler_input import SchedulerInput
@@ -349,12 +349,10 @@ class SubmissionReader:
         is_here = remote_client() is None
         may_grow = self._cluster.config.discovery.adds_nodes
         if is_here and not may_grow and all(_is_here(node.spec) for node in self._cluster.inventory):
-            if not folder.is_dir():
-                raise ConfigError(f"{folder}: no such directory", hint="--workdir names where its code is")
-            if (script := _script(spec)) is not None:
-                _expect_script(script, folder)
+            if may_read_files():  # others must not learn what is there
+                _expect_there(folder, _script(spec))
             return replace(spec, cwd=str(folder))
-        if is_to_send and is_here:
+        if is_to_send and is_here and may_read_files():
             self._expect_nothing_of(folder, spec.argv)
         program = spec.argv[0]
         is_script = spec.launcher is not Launcher.COMMAND
@@ -394,6 +392,13 @@ def _script(spec: JobSpec) -> str | None:
     if spec.launcher is Launcher.COMMAND or spec.setup is not None or script.startswith(("/", "~", "-")):
         return None
     return script
+
+
+def _expect_there(folder: Path, script: str | None) -> None:
+    if not folder.is_dir():
+        raise ConfigError(f"{folder}: no such directory", hint="--workdir names where its code is")
+    if script is not None:
+        _expect_script(script, folder)
 
 
 def _expect_script(script: str, folder: Path) -> None:

@@ -112,11 +112,11 @@ class RayClusters:
         found = await self._store.newest(_MOST_LISTED) if everything else await self._store.open()
         return [await self.view(one) for one in found]
 
-    async def get(self, name: str | None) -> ClusterView:
-        return await self.view(await self._find(name))
+    async def get(self, word: str | None) -> ClusterView:
+        return await self.view(await self.find(word))
 
-    async def access(self, name: str | None) -> Access:
-        found = await self._find(name, is_open=True)
+    async def access(self, word: str | None) -> Access:
+        found = await self.find(word, is_open=True)
         head = found.head
         return Access(
             found.name,
@@ -136,21 +136,22 @@ class RayClusters:
         hint = f"did you mean {near[0]}?" if near else f"start it: ugro cluster start --name {name}; or leave it out"
         raise NotFound(f"there is no Ray cluster {name}", hint=hint)
 
-    async def is_open(self, name: str) -> bool:
-        return any(one.name == name for one in await self._store.open())
+    async def open_one(self, name: str) -> RayCluster | None:
+        """That has not ended."""
+        return next((one for one in await self._store.open() if one.name == name), None)
 
     async def lack_of_serve(self, cluster: RayCluster) -> UgroError | None:
         return await self._starting.lack_of_serve(cluster)
 
-    async def stop(self, name: str | None) -> ClusterView:
-        found = await self._find(name, is_open=True)
+    async def stop(self, word: str | None) -> ClusterView:
+        found = await self.find(word, is_open=True)
         return await self.view(await self._change(found, state=ClusterState.STOPPING))
 
-    async def scale(self, name: str | None, wanted: int) -> ClusterView:
+    async def scale(self, word: str | None, wanted: int) -> ClusterView:
         """To so many workers; those that have ended are replaced. Raises Unsatisfiable if no node has room."""
         if not 0 <= wanted <= _MOST_WORKERS:
             raise UsageError(f"a cluster has 0 to {_MOST_WORKERS} workers", hint="ugro cluster scale 3")
-        found = await self._find(name, is_open=True)
+        found = await self.find(word, is_open=True)
         jobs = await self._submitted(found)
         lost = tuple(worker for worker in found.workers if worker.number in jobs and jobs[worker.number].is_final)
         kept = tuple(worker for worker in found.workers if worker not in lost)
@@ -197,21 +198,22 @@ class RayClusters:
         found = {number: await self._job_store.submitted(_key(cluster, number)) for number in numbers}
         return {number: job for number, job in found.items() if job is not None}
 
-    async def _find(self, name: str | None, *, is_open: bool = False) -> RayCluster:
-        """Without a name: the only one that has not ended."""
+    async def find(self, word: str | None, *, is_open: bool = False) -> RayCluster:
+        """By name (one that has not ended, or else the newest), or by number; None: the only one that has not ended."""
         known = await self._store.open()
-        if name is None:
+        if word is None:
             if len(known) == 1:
                 return known[0]
             if known:
                 names = ", ".join(one.name for one in known)
                 raise UsageError(f"there are several Ray clusters: {names}", hint="name one of them")
             raise NotFound("there is no Ray cluster", hint="start one: ugro cluster start")
-        everything = known if is_open else [*known, *await self._store.newest(_MOST_LISTED)]
-        for one in everything:
-            if one.name == name:
-                return one
-        raise NotFound(f"there is no Ray cluster {name}", hint="see: ugro cluster status --all")
+        everything = [*known, *await self._store.newest(_MOST_LISTED)]
+        found = next((one for one in everything if word in (one.name, str(one.id))), None)  # no name is a number
+        if found is None or (is_open and found.state is ClusterState.ENDED):
+            name = word if found is None else found.name
+            raise NotFound(f"there is no Ray cluster {name}", hint="see: ugro cluster status --all")
+        return found
 
     # --- the loop ----------------------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ugro.agent.support.caller import may_read_files
 from ugro.agent.support.client_files import expect_local, remote_client
 from ugro.core.errors import UsageError
 from ugro.remote.folders import hub_cache
@@ -24,7 +25,8 @@ def path_of(text: str, here: Path) -> Path | None:
             expect_local(f"the folder {text}", "name a model or dataset of the hub; or run it on the master")
         return None
     path = here / os.path.expanduser(text)
-    return Path(os.path.abspath(path)) if text.startswith(_NAMED_PATHS) or os.path.exists(path) else None
+    is_path = text.startswith(_NAMED_PATHS) or (may_read_files() and os.path.exists(path))
+    return Path(os.path.abspath(path)) if is_path else None
 
 
 def check_model(path: Path) -> None:

@@ -141,7 +141,7 @@ class Creation:
             cluster = await self._rays.existing(name)
         else:
             cluster = await self._rays.own(what.name, user, made.job)
-        place = RayPlace(cluster.name, is_own=name is None)
+        place = RayPlace(cluster.name, is_own=name is None, user=cluster.user)
         source = f"{made.source} on the Ray cluster {cluster.name}"
         return replace(made, job=at_head(made.job, cluster), source=source), place, cluster if place.is_own else None
 

@@ -18,6 +18,7 @@ from ugro.agent.services.door import DoorClient, over_link
 from ugro.agent.services.ray_place import RayPlaces
 from ugro.agent.services.replica_watch import ReplicaWatch
 from ugro.agent.services.runner import Runner
+from ugro.agent.support.caller import knows_values_of
 from ugro.agent.support.change_signal import ChangeSignal
 from ugro.agent.support.crashpoint import point
 from ugro.agent.tracking.cluster import Cluster
@@ -109,8 +110,9 @@ class Services:
                     hint="choose another: --port PORT",
                 )
 
-    async def update(self, name: str, request: ServiceRequest, canary: float | None) -> ServiceReport | Needs:
-        service = await self._active(name)
+    async def update(self, word: str, request: ServiceRequest, canary: float | None) -> ServiceReport | Needs:
+        service = await self._active(word)
+        _expect_own_values(service)
         if any(one.request_key == request.submit.key for one in service.revisions):
             return await self._report(service)
         if service.rollout is not None:
@@ -122,37 +124,38 @@ class Services:
         changed = await self._change(service, lambda one: updated(one, made, canary, served, now()))
         point("service.updated")
         newest = changed.revisions[-1]
-        await self.store.note("service", f"service {name}: update to revision {newest.number}: {newest.source}")
+        await self.store.note("service", f"service {service.name}: update to revision {newest.number}: {newest.source}")
         return await self._report(changed)
 
-    async def decide(self, name: str, *, promotes: bool) -> ServiceReport:
+    async def decide(self, word: str, *, promotes: bool) -> ServiceReport:
         """About a canary; an update that runs can also be rolled back."""
-        service = await self._active(name)
+        service = await self._active(word)
         changed = await self._change(service, lambda one: decided(one, promotes=promotes))
         text = "promoted" if promotes else "rolled back"
-        await self.store.note("service", f"service {name}: the update was {text} by a person")
+        await self.store.note("service", f"service {service.name}: the update was {text} by a person")
         return await self._report(changed)
 
-    async def scale(self, name: str, wanted: int) -> ServiceReport:
+    async def scale(self, word: str, wanted: int) -> ServiceReport:
         """To so many; replicas that failed are replaced."""
-        service = await self._active(name)
+        service = await self._active(word)
         runner = self._runners.get(service.id)
         seen = runner.view.seen if runner is not None else ()
         changed = await self._change(service, lambda one: scaled(one, wanted, seen))
-        await self.store.note("scaled", f"service {name}: {wanted} replicas, by a person")
+        await self.store.note("scaled", f"service {service.name}: {wanted} replicas, by a person")
         return await self._report(changed)
 
-    async def stop(self, name: str) -> ServiceReport:
-        service = await self.services.find(name)
+    async def stop(self, word: str) -> ServiceReport:
+        service = await self.services.find(word)
         if service.state is ServiceState.ACTIVE:
             service = await self._change(service, _stopping)
         return await self._report(service)
 
     # --- keys ----------------------------------------------------------------------------------------------------
 
-    async def create_key(self, name: str, label: str) -> tuple[KeyReport, str]:
+    async def create_key(self, word: str, label: str) -> tuple[KeyReport, str]:
         """With the key itself: it is not kept, and never shown again."""
-        service = await self._active(name)
+        service = await self._active(word)
+        name = service.name
         if not service.spec.needs_keys:
             raise NotAllowed(f"{name} answers without keys", hint="stop it, and serve it with --keys")
         if len(service.keys) >= _MOST_KEYS:
@@ -164,12 +167,13 @@ class Services:
         await self.store.note("service", f"service {name}: key {made.id} was created")
         return KeyReport(made.id, made.label, made.made_at), secret
 
-    async def keys(self, name: str) -> list[KeyReport]:
-        service = await self.services.find(name)
+    async def keys(self, word: str) -> list[KeyReport]:
+        service = await self.services.find(word)
         return [KeyReport(one.id, one.label, one.made_at) for one in service.keys]
 
-    async def revoke_key(self, name: str, key: str) -> None:
-        service = await self._active(name)
+    async def revoke_key(self, word: str, key: str) -> None:
+        service = await self._active(word)
+        name = service.name
         if all(one.id != key for one in service.keys):
             raise NotFound(f"{name} has no key {key!r:.40}", hint=f"see: ugro serve key ls {name}")
         await self._change(service, lambda one: replace(one, keys=tuple(kept for kept in one.keys if kept.id != key)))
@@ -181,12 +185,12 @@ class Services:
         found = await self.services.newest(_MOST_LISTED) if everything else await self.services.open()
         return [await self._report(one) for one in found]
 
-    async def report(self, name: str) -> ServiceReport:
-        return await self._report(await self.services.find(name))
+    async def report(self, word: str) -> ServiceReport:
+        return await self._report(await self.services.find(word))
 
-    async def watch_one(self, name: str) -> AsyncGenerator[list[ServiceReport]]:
+    async def watch_one(self, word: str) -> AsyncGenerator[list[ServiceReport]]:
         """The service now and after each change, until it is over."""
-        number = (await self.services.find(name)).id
+        number = (await self.services.find(word)).id
         while not self._is_ending:
             seen = self.changed.count
             found = await self._report(await self.services.get(number))
@@ -211,10 +215,10 @@ class Services:
         runner = self._runners.get(number)
         return sum(one.is_serving for one in runner.view.live) if runner is not None else None
 
-    async def _active(self, name: str) -> Service:
-        service = await self.services.find(name)
+    async def _active(self, word: str) -> Service:
+        service = await self.services.find(word)
         if service.state is not ServiceState.ACTIVE:
-            raise NotAllowed(f"the service {name} is {service.state}", hint="see: ugro serve ls --all")
+            raise NotAllowed(f"the service {service.name} is {service.state}", hint="see: ugro serve ls --all")
         return service
 
     async def _change(self, service: Service, how: Callable[[Service], Service]) -> Service:
@@ -298,6 +302,15 @@ class Services:
         spec = door_job(door_settings(service), service.door.node, secret=service.secret, lease_s=lease_s)
         spec = replace(spec, priority=max(spec.priority, service.current.job.priority))
         await self.jobs.submit_made(spec, service.user, door_key(service))
+
+
+def _expect_own_values(service: Service) -> None:
+    """A new command would run with its variables, in the account of its user."""
+    if not knows_values_of(service.user):
+        raise NotAllowed(
+            f"the service {service.name} runs with variables of {service.user}, which are not yours to use",
+            hint="its user can update it; an operator can scale and stop it, and decide about an update",
+        )
 
 
 def _stopping(service: Service) -> Service:

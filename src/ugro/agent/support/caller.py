@@ -91,10 +91,15 @@ def expect_files(what: Path) -> None:
         )
 
 
+def knows_values_of(user: str) -> bool:
+    """Whether the caller may see, and use, the environment variables of this user's jobs, sweeps and services."""
+    asks = caller()
+    return asks is None or asks.knows_values_of(user)
+
+
 def shown(job: Job) -> Job:
     """Without the values of its environment, unless they are the caller's own."""
-    asks = caller()
-    if asks is None or asks.knows_values_of(job.user) or not (job.spec.env or job.spec.environment):
+    if knows_values_of(job.user) or not (job.spec.env or job.spec.environment):
         return job
     return without_values(job)
 

@@ -13,7 +13,7 @@ from typing import Any
 from ugro.agent.artifacts.log_stream import agent_stops
 from ugro.agent.jobs.service import JobService, owner_of_copy
 from ugro.agent.jobs.submission import Needs
-from ugro.agent.support.caller import may_see
+from ugro.agent.support.caller import knows_values_of, may_see, viewer
 from ugro.agent.support.change_signal import ChangeSignal, wait_for_any
 from ugro.agent.support.crashpoint import point
 from ugro.agent.sweep.creation import SweepRequest, prepare, trial_job
@@ -29,6 +29,7 @@ from ugro.core.job import Job, JobSpec
 from ugro.core.support.codec import decode
 from ugro.core.sweep import Budget, Importance, Sweep, SweepPlan, SweepReport, SweepState, Trial, TrialState
 from ugro.policy.sweep.decision import View, best_trial, eta_s, total
+from ugro.policy.sweep.masking import without_values
 from ugro.policy.sweep.reading import read
 from ugro.policy.sweep.scales import scales
 from ugro.store.database import Store
@@ -93,18 +94,23 @@ class SweepService:
 
     async def newest(self, limit: int) -> list[SweepReport]:
         found = await self.sweeps.newest(limit)
-        return [await self._report(sweep) for sweep in found if may_see(sweep.user, is_private=_is_private(sweep))]
+        return [await self._report(sweep) for sweep in found if may_see(sweep.user, is_private=sweep.is_private)]
+
+    async def find(self, word: str) -> Sweep:
+        """Among those that the caller may see. Raises NotFound."""
+        return await self.sweeps.find(word, viewer())
 
     async def report(self, word: str, *, with_history: bool = False) -> SweepReport:
-        return await self._report(await self.sweeps.find(word), with_history=with_history)
+        return await self._report(await self.find(word), with_history=with_history)
 
     async def document(self, word: str) -> dict[str, Any]:
-        """What it searches, as its file has it."""
-        found: dict[str, Any] = json.loads((await self.sweeps.find(word)).document)
-        return found
+        """What it searches, as its file has it; values of variables are for its user alone."""
+        sweep = await self.find(word)
+        found: dict[str, Any] = json.loads(sweep.document)
+        return found if knows_values_of(sweep.user) else without_values(found)
 
     async def stop(self, word: str) -> SweepReport:
-        sweep = await self.sweeps.find(word)
+        sweep = await self.find(word)
         if sweep.state is SweepState.RUNNING:
             sweep = await self.sweeps.move(sweep.id, SweepState.STOPPED, "stopped by a person")
             point("sweep.stopped")
@@ -112,7 +118,7 @@ class SweepService:
         return await self._report(sweep)
 
     async def resume(self, word: str, how: Extension) -> SweepReport:
-        sweep = await self.sweeps.find(word)
+        sweep = await self.find(word)
         rows = await self.sweeps.trials(sweep.id, with_history=False)
         ended = sum(row.state is TrialState.COMPLETE for row in rows) if _is_study(sweep) else 0
         failed = sum(row.state is TrialState.FAILED for row in rows)
@@ -122,7 +128,7 @@ class SweepService:
         return await self._report(sweep)
 
     async def importance(self, word: str) -> tuple[Importance, ...]:
-        sweep = await self.sweeps.find(word)
+        sweep = await self.find(word)
         if _is_study(sweep):
             return await asyncio.to_thread(study_importances, (await self._host(sweep.id)).path)
         trials = await self.sweeps.trials(sweep.id)
@@ -130,7 +136,7 @@ class SweepService:
 
     async def launch_best(self, word: str, user: str, key: str) -> Job:
         """The settings of the best trial, as a job of its own."""
-        sweep = await self.sweeps.find(word)
+        sweep = await self.find(word)
         if _is_study(sweep):
             raise NotAllowed("the script of a study chooses its parameters itself", hint="ugro launch SCRIPT")
         trials = await self.sweeps.trials(sweep.id, with_history=False)
@@ -144,7 +150,7 @@ class SweepService:
 
     async def watch(self, word: str) -> AsyncGenerator[list[SweepReport]]:
         """The sweep now and after each change, until it is over."""
-        number = (await self.sweeps.find(word)).id  # a newer sweep may get the same name
+        number = (await self.find(word)).id  # a newer sweep may get the same name
         while not self.is_ending:
             seen = self.changed.count
             found = await self._report(await self.sweeps.get(number))
@@ -271,10 +277,6 @@ class SweepService:
             spec.notes,
             scales(spec),
         )
-
-
-def _is_private(sweep: Sweep) -> bool:
-    return bool(json.loads(sweep.spec).get("private", False))
 
 
 def _is_study(sweep: Sweep) -> bool:
