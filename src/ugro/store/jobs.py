@@ -133,9 +133,9 @@ class JobStore:
 
         return await self._database.run(work)
 
-    async def done_before(self, cache_key: str) -> Job | None:
-        """The newest job that did the same work and still has its results."""
-        return await self._database.run(lambda db: _done_before(db, cache_key))
+    async def done_before(self, cache_key: str, user: str) -> Job | None:
+        """The newest job that did the same work and still has its results; not one in another person's account."""
+        return await self._database.run(lambda db: _done_before(db, cache_key, user))
 
     async def start(self, job: Job, placement: Placement, reason: str) -> Job:
         """Records the job's devices and the number of its next attempt, before anything is started."""
@@ -315,7 +315,7 @@ def _submitted(db: Connection, key: str) -> Job | None:
 
 def _point_to(db: Connection, job: Job, cache_key: str, first: int) -> Job:
     """Ends the job at once, if the earlier job still has its results."""
-    known = _done_before(db, cache_key)
+    known = _done_before(db, cache_key, job.user)
     if known is None or known.id != first:
         _note(db, "cache", f"job {first} can no longer be reused; the job is run", job, None)
         return job
@@ -324,13 +324,13 @@ def _point_to(db: Connection, job: Job, cache_key: str, first: int) -> Job:
     return _move(db, job, JobState.SUCCEEDED, f"cached from job {first}", {"exit_code": 0})
 
 
-def _done_before(db: Connection, cache_key: str) -> Job | None:
+def _done_before(db: Connection, cache_key: str, user: str) -> Job | None:
     query = (
         "SELECT * FROM jobs WHERE cache_key = ? AND state = ? AND cached_from IS NULL AND results_removed_at IS NULL "
-        "AND private = 0 ORDER BY id DESC LIMIT 1"
+        "AND private = 0 ORDER BY id DESC LIMIT 100"
     )
-    row = db.execute(query, (cache_key, JobState.SUCCEEDED)).fetchone()
-    return job_of(row) if row is not None else None
+    found = (job_of(row) for row in db.execute(query, (cache_key, JobState.SUCCEEDED)).fetchall())
+    return next((job for job in found if not job.is_apart_from(user)), None)
 
 
 def _text(origin: Origin | None) -> str | None:
