@@ -24,6 +24,7 @@ from ugro.agent.support.change_signal import ChangeSignal, wait_for_any
 from ugro.agent.tracking.cluster import Cluster
 from ugro.core.errors import NotAllowed, NotFound, UgroError, UsageError
 from ugro.core.job import Job
+from ugro.core.login import node_of
 from ugro.core.python_env import EnvRequest
 from ugro.core.ray_cluster import Access, ClusterState, ClusterView, ClusterWish, RayCluster, Worker
 from ugro.policy.nodes.connectivity import LOOPBACK
@@ -167,7 +168,7 @@ class RayClusters:
 
     async def _added(self, cluster: RayCluster, kept: Sequence[Worker], wanted: int) -> tuple[Worker, ...]:
         usable = await self._starting.usable(cluster.wish)
-        places = await self._starting.places(usable)
+        places = await self._starting.places(usable, await self._starting.links(usable, cluster.user))
         added = more_workers(cluster.wish, kept, places, wanted, cluster.next_number)
         pythons = await self._starting.more(cluster, list({worker.node for worker in added}))
         return tuple(replace(worker, python=pythons[worker.node]) for worker in added)
@@ -265,11 +266,13 @@ class RayClusters:
         """Killed ranks may have left files. A node that cannot be asked keeps them."""
         pythons = {worker.node: worker.python for worker in (*cluster.workers, *cluster.dropped)}
         pythons[cluster.head.node] = cluster.head.python
-        used = {node for job in jobs if job.placement is not None for node in job.placement.nodes}
-        for node in used & set(pythons):
+        used = {name for job in jobs if job.placement is not None for name in job.placement.nodes}
+        for name in used:  # in the accounts that its jobs ran in
+            if (node := node_of(name)) not in pythons:
+                continue
             folder = cluster.head.state_folder if node == cluster.head.node else None
             with contextlib.suppress(UgroError):
-                link = await self._cluster.inventory.get(node).ready(_CLEAN_S)
+                link = await self._cluster.inventory.get(name).ready(_CLEAN_S)
                 await clean(link, pythons[node], cluster.key, folder)
 
     async def _change(
