@@ -18,26 +18,26 @@ from tests.rig.waiting import processes_with, wait_until
 
 
 @pytest.fixture
-def python(tmp_path: Path) -> Path:
-    """With the Ray of this test, for everybody: that of the test may be in somebody's home."""
-    found = subprocess.run([NODE_PYTHON, "-c", "import sys; print(*sys.version_info[:2])"], capture_output=True)
-    if found.stdout.decode().split() != [str(part) for part in sys.version_info[:2]]:
-        pytest.skip(f"{NODE_PYTHON} has another version than the Python of this test")
-    place = tmp_path / "python"
-    subprocess.run([NODE_PYTHON, "-m", "venv", "--without-pip", str(place)], check=True)
-    [packages] = place.glob("lib/python3*/site-packages")
-    (packages / "ray.pth").write_text(sysconfig.get_path("purelib"))
-    for folder in (tmp_path, *tmp_path.parents[:2]):
-        folder.chmod(0o755)
-    return place / "bin" / "python"
+def farm(farm_of: Farms) -> AccountsFarm:
+    return farm_of.with_accounts([MINE])
 
 
 @pytest.fixture
-def farm(farm_of: Farms, ugro: Ugro, python: Path) -> AccountsFarm:
-    farm = farm_of.with_accounts([MINE])
-    keys = {"remote_root": "~/grid_workspace", "python": str(python)}
+def python(farm: AccountsFarm, ugro: Ugro) -> Path:
+    """On the node, with the Ray of this test, for everybody: the Python of the test may be in somebody's home."""
+    found = subprocess.run(
+        [NODE_PYTHON, "-c", "import sys; print(*sys.version_info[:2])"], capture_output=True, check=True, text=True
+    )
+    if found.stdout.split() != [str(part) for part in sys.version_info[:2]]:
+        pytest.skip(f"{NODE_PYTHON} has another version than the Python of this test")
+    place = farm.directory / "python"
+    subprocess.run([NODE_PYTHON, "-m", "venv", "--without-pip", str(place)], check=True)
+    [packages] = place.glob("lib/python3*/site-packages")
+    (packages / "ray.pth").write_text(sysconfig.get_path("purelib"))
+    made = place / "bin" / "python"
+    keys = {"remote_root": "~/grid_workspace", "python": str(made)}
     ugro.cluster = farm.cluster_yaml(team={"account": ACCOUNT}, nodes={"n001": keys})
-    return farm
+    return made
 
 
 def run_driver(node: AccountsNode, python: Path, env: dict[str, str]) -> str:
