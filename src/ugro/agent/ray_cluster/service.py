@@ -20,6 +20,7 @@ from ugro.agent.artifacts.job_folder import rank_log
 from ugro.agent.jobs.service import JobService
 from ugro.agent.ray_cluster.node_looks import clean
 from ugro.agent.ray_cluster.starting import Request, Starting
+from ugro.agent.support.caller import caller
 from ugro.agent.support.change_signal import ChangeSignal, wait_for_any
 from ugro.agent.tracking.cluster import Cluster
 from ugro.core.errors import NotAllowed, NotFound, UgroError, UsageError
@@ -118,6 +119,8 @@ class RayClusters:
 
     async def access(self, name: str | None) -> Access:
         found = await self._find(name, is_open=True)
+        asks = caller()
+        self.expect_open_to(found, asks.user if asks is not None else found.user)
         head = found.head
         return Access(
             found.name,
@@ -127,6 +130,12 @@ class RayClusters:
             head.dashboard_port,
             head.node,
         )
+
+    def expect_open_to(self, cluster: RayCluster, user: str) -> None:
+        """Who uses it runs code as its user, which on their own account nobody else does. Raises NotAllowed."""
+        if user != cluster.user and self._starting.is_personal(cluster):
+            text = f"the Ray cluster {cluster.name} runs in the account of {cluster.user}"
+            raise NotAllowed(text, hint="start your own: ugro cluster start --name NAME")
 
     async def active(self, name: str) -> RayCluster:
         """Raises NotFound, with the nearest name."""

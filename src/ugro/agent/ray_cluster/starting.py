@@ -111,6 +111,12 @@ class Starting:
         looks = await look_at(links, pythons, ())
         return lack_of_serve(looks, {} if cluster.environment else pythons)
 
+    def is_personal(self, cluster: RayCluster) -> bool:
+        """Whether what is run on it runs in an account of its user's own."""
+        used = {cluster.head.node, *(worker.node for worker in cluster.workers)}
+        nodes = [node for node in self._cluster.inventory if node.spec.name in used]
+        return any(self._login_of(node, cluster.user) != node.spec.name for node in nodes)
+
     async def usable(self, wish: ClusterWish) -> list[str]:
         """Every node that its workers may use, if they were idle."""
         spec = self._spec(replace(wish, nodes=None, size=replace(wish.size, cpus=wish.size.cpus or 1)), 1)

@@ -137,7 +137,7 @@ class Creation:
             raise only_one()
         if (name := draft.section.cluster) is not None:
             expect_unnamed(name, (_RESOURCES | _ENVIRONMENT) & what.fields.keys())
-            cluster = await self._rays.existing(name)
+            cluster = await self._rays.existing(name, user)
         else:
             cluster = await self._rays.own(what.name, user, made.job)
         place = RayPlace(cluster.name, is_own=name is None)

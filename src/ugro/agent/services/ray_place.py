@@ -32,9 +32,10 @@ class RayPlaces:
             self._clusters.note(started)
         return made
 
-    async def existing(self, name: str) -> RayCluster:
-        """Raises UgroError if there is none of that name, or it has no Ray Serve."""
+    async def existing(self, name: str, user: str) -> RayCluster:
+        """Raises UgroError if there is none of that name, it is another person's own, or it has no Ray Serve."""
         found = await self._clusters.active(name)
+        self._clusters.expect_open_to(found, user)
         if (problem := await self._clusters.lack_of_serve(found)) is not None:
             raise problem
         return found
