@@ -177,7 +177,7 @@ class RayClusters:
 
     async def _added(self, cluster: RayCluster, kept: Sequence[Worker], wanted: int) -> tuple[Worker, ...]:
         usable = await self._starting.usable(cluster.wish)
-        places = await self._starting.places(usable, await self._starting.links(usable, cluster.user))
+        places = await self._starting.places(usable)
         added = more_workers(cluster.wish, kept, places, wanted, cluster.next_number)
         pythons = await self._starting.more(cluster, list({worker.node for worker in added}))
         return tuple(replace(worker, python=pythons[worker.node]) for worker in added)

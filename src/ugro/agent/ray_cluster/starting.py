@@ -71,7 +71,7 @@ class Starting:
         nodes = await self._nodes(wish, request.user)
         head_node = wish.head or self._best_head(nodes)
         everywhere = list(dict.fromkeys((head_node, *nodes)))
-        links = await self.links(everywhere, request.user)
+        links = await self._links(everywhere, request.user)
         places = await self.places(nodes, links)
         workers = first_workers(wish, places)
         pythons = await self._pythons(request.environment, links, say)
@@ -95,7 +95,7 @@ class Starting:
     async def more(self, cluster: RayCluster, nodes: Sequence[str]) -> dict[str, str]:
         """For workers on other nodes than before: the Python of each. They must agree with the head, and reach it."""
         everywhere = list(dict.fromkeys((cluster.head.node, *nodes)))
-        links = await self.links(everywhere, cluster.user)
+        links = await self._links(everywhere, cluster.user)
         pythons = await self._pythons(cluster.environment, links, lambda text: None)
         head = (cluster.head.address, cluster.head.port)
         looks = await look_at(links, pythons, (), head)
@@ -122,7 +122,8 @@ class Starting:
         spec = self._spec(replace(wish, nodes=None, size=replace(wish.size, cpus=wish.size.cpus or 1)), 1)
         return list((await self._jobs.place_idle(spec)).nodes)
 
-    async def places(self, nodes: Sequence[str], links: Mapping[str, Link]) -> list[Place]:
+    async def places(self, nodes: Sequence[str], links: Mapping[str, Link] | None = None) -> list[Place]:
+        links = links or dict(zip(nodes, await together(map(self._own_link, nodes)), strict=True))
         speeds = self._speeds()
         found = [(node, _machine(links[node])) for node in nodes]
         return [Place(node, machine.cores, machine.python_path, speeds.get(node)) for node, machine in found]
@@ -159,21 +160,27 @@ class Starting:
         roles = {node: self._cluster.inventory.get(node).spec.role for node in nodes}
         return next((node for node, role in roles.items() if role is Role.MASTER), nodes[0])
 
-    async def links(self, nodes: Sequence[str], user: str) -> dict[str, Link]:
+    async def _links(self, nodes: Sequence[str], user: str) -> dict[str, Link]:
         """By node; to the account in which the user's jobs run there."""
         found = await together(self._link(node, user) for node in nodes)
         return dict(zip(nodes, found, strict=True))
 
     async def _link(self, node: str, user: str) -> Link:
-        limit_s = 2 * self._cluster.config.ssh.connect_timeout
-        link = await self._cluster.inventory.named(node).ready(limit_s)  # who logs in there is known from now on
+        link = await self._own_link(node)  # who logs in there is known from now on
         if (name := self._login(node, user)) == node:
             return link
         account = account_of(name)
         login = self._cluster.inventory.open_login(name) if is_user(account) and "@" not in account else None
         if login is None:
             raise Unsatisfiable(f"there is no account for {user}: {account!r:.80}", subject=node)
-        return await login.ready(limit_s)
+        return await login.ready(self._limit_s)
+
+    async def _own_link(self, node: str) -> Link:
+        return await self._cluster.inventory.named(node).ready(self._limit_s)
+
+    @property
+    def _limit_s(self) -> float:
+        return 2 * self._cluster.config.ssh.connect_timeout
 
     def _login(self, node: str, user: str) -> str:
         return self._login_of(self._cluster.inventory.named(node), user)
