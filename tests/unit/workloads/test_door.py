@@ -65,7 +65,7 @@ def test_a_door_has_its_folder_in_the_account_that_it_runs_in(tmp_path: Path, mo
         assert (root / ".ugro/services/k").is_dir()
     assert make_state_folder(str(tmp_path / "whole")) == str(tmp_path / "whole")
     (tmp_path / "file").touch()
-    with pytest.raises(RefusedError, match="cannot make its folder .*/file/state: Not a directory"):
+    with pytest.raises(RefusedError, match=r"cannot make its folder .*/file/state: Not a directory"):
         make_state_folder(str(tmp_path / "file" / "state"))
 
 

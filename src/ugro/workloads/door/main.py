@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import signal
+import sys
 import time
 import traceback
 from collections.abc import Mapping
@@ -122,10 +123,9 @@ def _second(program: str, settings: Mapping[str, Any], secret: str, sockets: Soc
         code = LASTING if isinstance(error, RefusedError) else 1
     except OSError as error:  # of its folder, its sockets or its processes
         say(f"the door cannot go on: {error}")
-    except BaseException:  # a bug: the line below would end it without a word
-        traceback.print_exc()
-        raise
     finally:
+        if sys.exc_info()[0] is not None:  # a bug: the next line ends it without a word
+            traceback.print_exc()
         os._exit(code)
 
 
