@@ -49,6 +49,7 @@ from ugro.agent.sweep.studies import Studies
 from ugro.agent.tracking.clock_watch import ClockWatch
 from ugro.agent.tracking.cluster import Cluster
 from ugro.agent.tracking.health import HealthCheck
+from ugro.agent.tracking.logins import Logins
 from ugro.agent.tracking.measured import MeasuredHardware
 from ugro.agent.tracking.placed_runs import PlacedRuns
 from ugro.agent.tracking.run_tracker import RunTracker
@@ -130,7 +131,7 @@ def make_parts(base: Base, identity: Identity) -> Parts:
     )
     jobs, forecasts = _job_service(base, footing, engine)
     trials = Trials(base.home.jobs, base.store.trials, jobs, results)
-    clusters = _ray_clusters(base, footing, jobs)
+    clusters = _ray_clusters(base, footing, jobs, engine.logins)
     return Parts(
         engine=engine,
         scheduler_input=scheduler_input,
@@ -241,9 +242,11 @@ def _sweeps(base: Base, footing: _Footing, engine: Engine, jobs: JobService, res
     return sweeps
 
 
-def _ray_clusters(base: Base, footing: _Footing, jobs: JobService) -> RayClusters:
+def _ray_clusters(base: Base, footing: _Footing, jobs: JobService, logins: Logins) -> RayClusters:
     gpus = footing.scheduler_input.gpus
-    starting = Starting(base.cluster, jobs, footing.python_envs, lambda: base.health.speeds(gpus))
+    starting = Starting(
+        base.cluster, jobs, footing.python_envs, lambda: base.health.speeds(gpus), logins.name_for
+    )
     return RayClusters(base.home.jobs, base.store, base.cluster, jobs, starting)
 
 

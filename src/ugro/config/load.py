@@ -51,12 +51,22 @@ def parse_config(text: str, path: Path, env: Mapping[str, str]) -> Config:
         raise config_error(file, document.problems)
     settings = with_environment(settings, env)
     nodes = tuple(entry.spec(name, settings) for name, entry in entries.items())
-    for name in [node.name for node in nodes if node.account is not None and not _is_personal(node.remote_root)]:
-        message = f"jobs on {name} run in accounts of their users, who cannot share one remote_root"
-        document.note(("nodes",), message, "choose one below ~, or with {user}: /data/{user}/ugro")
+    _expect_own_folders(document, settings, nodes)
     if document.problems:
         raise config_error(file, document.problems)
     return _config(settings, nodes, path, env)
+
+
+def _expect_own_folders(document: Document, settings: Settings, nodes: tuple[NodeSpec, ...]) -> None:
+    """Where jobs run in the accounts of their users; also for nodes that are yet to be found."""
+    hint = "choose one below ~, or with {user}: /data/{user}/ugro"
+    for name in [node.name for node in nodes if node.account is not None and not _is_personal(node.remote_root)]:
+        message = f"jobs on {name} run in accounts of their users, who cannot share one remote_root"
+        document.note(("nodes",), message, hint)
+    is_found = settings.discovery.has_sources and settings.team.account is not None
+    if is_found and not _is_personal(settings.remote_root):
+        message = "jobs on nodes that are found run in accounts of their users, who cannot share one remote_root"
+        document.note(("remote_root",), message, hint)
 
 
 def _is_personal(folder: str) -> bool:

@@ -32,7 +32,7 @@ class DoorSettings:
 
     name: str
     port: int
-    state_folder: str  # on its node; outlives attempts
+    state_folder: str  # its name below that of all services of its account, or a whole path; outlives attempts
     address: str = "127.0.0.1"
     balance: Balance = Balance.LEASTCONN
     needs_key: bool = False

@@ -16,7 +16,7 @@ from ugro.core.environment import Origin
 from ugro.core.errors import UgroError
 from ugro.core.failure import Failure
 from ugro.core.folder import Folder
-from ugro.core.login import node_of
+from ugro.core.login import account_of, node_of
 from ugro.core.python_env import EnvRequest
 from ugro.core.support.moment import Instant, elapsed_s, instant_at, instant_of
 
@@ -391,6 +391,10 @@ class Job:
     def held(self) -> Placement | None:
         """What it holds now. Between attempts that is nothing, and ``placement`` still has the last one."""
         return self.placement if self.state in HOLDING_STATES else None
+
+    def is_apart_from(self, user: str) -> bool:
+        """Whether it ran in an account of its own user's, who is somebody else."""
+        return self.user != user and self.placement is not None and any(map(account_of, self.placement.nodes))
 
     @property
     def submitted(self) -> Instant:

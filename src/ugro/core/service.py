@@ -180,7 +180,6 @@ class DoorPlace:
     node: str
     python: str
     address: str  # at which the nodes reach it
-    folder: str = ""  # on its node, for what outlives its attempts
     is_here: bool = False  # on the agent's own machine
     number: int = 1  # of its job: another one if that has ended
     moved_from: str = ""  # the node before this one, which was lost

@@ -12,6 +12,7 @@ import shlex
 from dataclasses import dataclass
 
 from ugro.core.errors import Unreachable
+from ugro.core.login import node_of
 from ugro.core.node import NodeSpec
 from ugro.core.support.codec import decode
 
@@ -286,7 +287,7 @@ def _unreachable(spec: NodeSpec, cause: str, message: str, hint: str) -> Unreach
         " ".join(message[:_MAX_MESSAGE].split()),
         subject=spec.name,
         cause=cause,
-        hint=hint.format(name=spec.name, ssh=target),
+        hint=hint.format(name=node_of(spec.name), ssh=target),
     )
 
 

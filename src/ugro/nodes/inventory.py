@@ -148,14 +148,16 @@ class Inventory:
             await node.close()
 
     async def _redial_logins(self, same_way: bool) -> None:
-        """Those that differ are closed. What still needs them opens them again."""
+        """Those that differ are closed, at once. What still needs them opens them again."""
+        stale: list[str] = []
         for name, login in list(self._logins.items()):
             base = self._nodes.get(node_of(name))
             wanted = base.spec.login(account_of(name)) if base is not None else None
             if wanted is None or not same_way or _reach(login.spec) != _reach(wanted):
-                await self.close_login(name)
+                stale.append(name)
             else:
                 login.spec, login.dialling = wanted, self._nodes[node_of(name)].dialling
+        await asyncio.gather(*map(self.close_login, stale))
 
 
 def _reach(spec: NodeSpec) -> NodeSpec:

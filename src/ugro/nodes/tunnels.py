@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ugro.core.errors import RemoteFailure, TimedOut
+from ugro.core.login import node_of
 from ugro.nodes.calls import Duplex
 from ugro.nodes.node import Node
 from ugro.nodes.runs import Identity
@@ -46,7 +47,7 @@ async def connect(node: Node, identity: Identity, target: PortTarget | SocketTar
     """Open: what listens there has accepted. The caller ends or cancels it."""
     link = await node.ready(ready_s)
     duplex = link.duplex("net.connect", identity.params(**target.params()))
-    name = node.spec.name
+    name = node_of(node.spec.name)
     try:
         async with asyncio.timeout(_CONNECT_S):
             await duplex.opened()

@@ -87,9 +87,9 @@ class JobStore:
 
         return await self._database.run(work)
 
-    async def done_before(self, cache_key: str) -> Job | None:
-        """The newest job that did the same work and still has its results."""
-        return await self._database.run(lambda db: submissions.done_before(db, cache_key))
+    async def done_before(self, cache_key: str, user: str) -> Job | None:
+        """The newest job that did the same work and still has its results; not one in another person's account."""
+        return await self._database.run(lambda db: submissions.done_before(db, cache_key, user))
 
     async def start(self, job: Job, placement: Placement, reason: str) -> Job:
         """Records the job's devices and the number of its next attempt, before anything is started."""

@@ -66,7 +66,7 @@ def submitted(db: Connection, key: str) -> Job | None:
 
 def _point_to(db: Connection, job: Job, cache_key: str, first: int) -> Job:
     """Ends the job at once, if the earlier job still has its results."""
-    known = done_before(db, cache_key)
+    known = done_before(db, cache_key, job.user)
     if known is None or known.id != first:
         note(db, "cache", f"job {first} can no longer be reused; the job is run", job, None)
         return job
@@ -75,13 +75,13 @@ def _point_to(db: Connection, job: Job, cache_key: str, first: int) -> Job:
     return move(db, job, JobState.SUCCEEDED, f"cached from job {first}", {"exit_code": 0})
 
 
-def done_before(db: Connection, cache_key: str) -> Job | None:
+def done_before(db: Connection, cache_key: str, user: str) -> Job | None:
     query = (
         "SELECT * FROM jobs WHERE cache_key = ? AND state = ? AND cached_from IS NULL AND results_removed_at IS NULL "
-        "AND private = 0 ORDER BY id DESC LIMIT 1"
+        "AND private = 0 ORDER BY id DESC LIMIT 100"
     )
-    row = db.execute(query, (cache_key, JobState.SUCCEEDED)).fetchone()
-    return job_of(row) if row is not None else None
+    found = (job_of(row) for row in db.execute(query, (cache_key, JobState.SUCCEEDED)).fetchall())
+    return next((job for job in found if not job.is_apart_from(user)), None)
 
 
 def _text(origin: Origin | None) -> str | None:

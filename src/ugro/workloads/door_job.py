@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import asdict
 
 from ugro.core.door import DoorSettings
 from ugro.core.failure import Cause
-from ugro.core.job import Disconnect, JobSpec, OnLost, Resources, ResultRule, Retry, Stop
+from ugro.core.job import Disconnect, Job, JobSpec, OnLost, Resources, ResultRule, Retry, Stop
+from ugro.core.login import account_of
 from ugro.core.plan import NODE_PYTHON
 from ugro.core.python_env import EnvRequest
 from ugro.workloads.door.machine import LASTING
@@ -51,6 +53,13 @@ def door_job(
         environment=environment,
         disconnect=lease,
     )
+
+
+def is_shut_out(job: Job) -> bool:
+    """One that names a folder of the node's entry, as doors once did, and is in the account of its user by now."""
+    if job.placement is None or not account_of(job.placement.nodes[0]):
+        return False
+    return os.path.isabs(json.loads(dict(job.spec.env)[SETTINGS])["state_folder"])
 
 
 def door_argv(python: str, name: str) -> tuple[str, ...]:

@@ -68,7 +68,7 @@ def door_settings(service: Service) -> DoorSettings:
     return DoorSettings(
         name=service.name,
         port=spec.port,
-        state_folder=service.door.folder,
+        state_folder=service.key,
         address=spec.bind,
         balance=Balance.LEASTCONN,
         needs_key=spec.needs_keys,

@@ -21,7 +21,7 @@ from tests.rig.ports import free_port
 from tests.rig.waiting import descendants, is_alive, wait_until, wait_until_dead
 from ugro.core.door import DoorSettings, ServerState
 from ugro.core.errors import UgroError
-from ugro.workloads.door.machine import find_haproxy
+from ugro.workloads.door.machine import LASTING, find_haproxy
 from ugro.workloads.door_job import door_argv, door_env
 
 BODY = b"x" * 20_000
@@ -250,6 +250,29 @@ def test_a_door_that_is_asked_to_end_while_it_starts_ends(tmp_path: Path) -> Non
             assert door.wait(60) == 0
         finally:
             door.kill()
+
+
+def refused(folder: Path) -> tuple[int, list[str]]:
+    """Of a door that keeps its state there: its exit code and what it said."""
+    settings = DoorSettings("try", free_port(), str(folder), drain_s=1.0)
+    env = {**os.environ, **door_env(settings), "UGRO_RUN_DIR": str(folder.parent)}
+    done = subprocess.run(door_argv(sys.executable, "try"), env=env, capture_output=True, text=True, timeout=120)
+    return done.returncode, done.stdout.splitlines()
+
+
+def test_a_door_that_cannot_make_its_folder_ends_and_says_so(tmp_path: Path) -> None:
+    (tmp_path / "state").touch()
+    code, said = refused(tmp_path / "state" / "k")
+    assert (code, said) == (LASTING, [f"ugro: the door cannot make its folder {tmp_path}/state/k: Not a directory"])
+
+
+@pytest.mark.proof
+def test_a_door_that_fails_again_and_again_ends_with_its_reason(tmp_path: Path) -> None:
+    (tmp_path / "state" / "door.json").mkdir(parents=True)
+    code, said = refused(tmp_path / "state")
+    assert code == LASTING
+    assert said[-1].startswith("ugro: the door cannot go on: [Errno 21] Is a directory"), said
+    assert len([line for line in said if "it is started again" in line]) > 5, said
 
 
 @pytest.mark.proof

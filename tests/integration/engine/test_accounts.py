@@ -107,6 +107,9 @@ def test_a_job_runs_in_its_users_account_and_its_results_are_collected(one: Acco
     runs = "grid_workspace/.ugro/agents/*/runs/*"
     wait_until(lambda: not list(node.home_of(MINE).glob(runs)), 30, "its run directory to be removed")
     assert not list(node.home.glob(runs)), "nothing of it is in the account of the node's entry"
+    for name in ("n001", f"{MINE}@n001"):
+        assert ugro("logs", "1", "--node", name).stdout == "done\n"
+    assert "it ran on n001\n" in ugro("logs", "1", "--node", "n002").stderr
     health = json.loads(ugro("health", "--json").stdout)["nodes"]
     assert [(one["name"], one["status"]) for one in health] == [("n001", "healthy")], "a login is no node of its own"
 

@@ -11,10 +11,13 @@ from typing import Any
 import pytest
 
 from tests.rig.waiting import wait_until
+from ugro.agent.power.looking import NodeLooks
 from ugro.agent.power.service import PowerService
 from ugro.core.errors import NotAllowed
-from ugro.core.node import NodeSpec
+from ugro.core.node import Facts, NodeSpec
+from ugro.core.owner import OwnerReport, Then, When
 from ugro.core.power import Act, PowerRule
+from ugro.policy.scheduling.scheduler import NodeWishes
 from ugro.store.database import Store
 
 
@@ -85,3 +88,67 @@ def test_a_node_without_a_rule_is_learned_again_when_it_has_one(tmp_path: Path) 
         assert "n1" not in power._learned, "what was known of it was forgotten"
 
     with_power(tmp_path, test)
+
+
+class Machine:
+    """A node and a login to it, as ``NodeLooks`` sees them; nothing else would keep it awake."""
+
+    def __init__(self) -> None:
+        self.node, self.login = (
+            SimpleNamespace(
+                spec=NodeSpec(name, power=PowerRule(suspend_after_s=60.0)),
+                link=SimpleNamespace(spec=NodeSpec(name), work=(), uses=0),
+                machine=None,
+                error=None,
+            )
+            for name in ("gpu1", "ann@gpu1")
+        )
+        inventory = SimpleNamespace(logins=(self.login,))
+        facts = Facts(0.0, 9.0, (0.1, 0.1, 0.0), 0.0, 1, 1)
+        report = SimpleNamespace(report=SimpleNamespace(facts=facts, drained=None))
+        cluster: Any = SimpleNamespace(
+            inventory=inventory, config=SimpleNamespace(power=SimpleNamespace(exclude=()))
+        )
+        engine: Any = SimpleNamespace(live=SimpleNamespace(holding=lambda: ()))
+        scheduler_input: Any = SimpleNamespace(
+            reports=SimpleNamespace(of=lambda node: report), holds=SimpleNamespace(reason=lambda name: None)
+        )
+        self.looks = NodeLooks(cluster, engine, scheduler_input)
+        nobody = OwnerReport(When.ACTIVE, Then.DRAIN, 60.0)
+        owners: Any = SimpleNamespace(report=lambda name: nobody, keep_up=lambda: None)
+        self.looks._owners = owners
+        self.look()
+
+    def look(self) -> None:
+        node: Any = self.node
+        self.looks.keep_up([node], set())
+
+    def busy(self) -> str | None:
+        node: Any = self.node
+        found = self.looks.busy(node, NodeWishes())
+        return found.words if found else None
+
+    def was_busy_since_last(self) -> bool:
+        """Whether the last look has put its sleep off."""
+        node: Any = self.node
+        before, self.looks.of(node).busy_s = self.looks.of(node).busy_s, -1.0
+        return before != -1.0
+
+
+def test_a_node_is_kept_awake_by_what_is_done_through_a_login() -> None:
+    machine = Machine()
+    assert machine.busy() is None
+    machine.login.link.work = ("files.pull",)
+    assert machine.busy() == "is sending files"
+    machine.login.link.work = ()
+    assert machine.was_busy_since_last()
+    machine.look()
+    assert not machine.was_busy_since_last()
+    machine.login.link.uses += 1
+    machine.look()
+    assert machine.was_busy_since_last()
+    machine.look()
+    assert not machine.was_busy_since_last(), "the same use counts once"
+    machine.login.link = None
+    machine.look()
+    assert not machine.was_busy_since_last(), "a login that is closed is no use"

@@ -31,6 +31,19 @@ def test_a_file_without_nodes_and_without_a_source_is_refused() -> None:
         config_of("discovery: {join: auto}\n")
 
 
+def test_people_who_have_accounts_on_nodes_that_are_found_share_no_folder() -> None:
+    text = "discovery: {mdns: _ssh._tcp, join: auto}\nteam: {group: gpu, account: '{user}'}\n"
+    assert config_of(text).team.account == "{user}"
+    assert config_of(f"{text}remote_root: '/data/{{user}}/ugro'\n").remote_root == "/data/{user}/ugro"
+    with pytest.raises(ConfigError) as caught:
+        config_of(f"{text}remote_root: /data/ugro\n")
+    assert caught.value.message == (
+        "cluster.yaml:3: remote_root: jobs on nodes that are found run in accounts of their users, "
+        "who cannot share one remote_root"
+    )
+    assert "/data/{user}/ugro" in str(caught.value.hint)
+
+
 def test_every_source_is_read() -> None:
     text = (
         "discovery:\n  ssh_config: gpu*\n  zookeeper: {hosts: 'zk1:2181,zk2:2181', path: /gpu}\n"

@@ -54,6 +54,19 @@ def test_what_ssh_says_has_its_word_and_a_hint(stderr: str, cause: str) -> None:
     assert "{" not in error.hint
 
 
+def test_of_a_login_a_hint_names_the_node_and_the_account_that_was_dialled() -> None:
+    login = NodeSpec("gpu1", host="10.0.0.7", user="ugro", account="lab-{user}").login("lab-ann")
+    unknown = diagnosis.from_ssh(login, 255, "Host key verification failed.")
+    assert unknown.hint == (
+        "compare the fingerprint and accept it: ugro node trust gpu1   (or: ssh lab-ann@10.0.0.7 true)"
+    )
+    denied = diagnosis.from_ssh(login, 255, "lab-ann@gpu1: Permission denied (publickey).")
+    assert "try: ssh lab-ann@10.0.0.7 " in str(denied.hint)
+    missing = diagnosis.python_missing(login)
+    assert "under gpu1 in cluster.yaml" in str(missing.hint)
+    assert missing.subject == "lab-ann@gpu1"
+
+
 def test_a_failure_of_a_jump_host_is_not_blamed_on_the_node() -> None:
     hung_up = "kex_exchange_identification: Connection closed by remote host"
     stderr = f"ann@jump: Permission denied (publickey).\n{hung_up}"

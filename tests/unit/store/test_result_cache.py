@@ -17,9 +17,9 @@ SPEC = JobSpec("train", ("true",), is_cached=True)
 KEYED = About(cache_key="k")
 
 
-async def done(store: Store, key: str, about: About = KEYED) -> Job:
-    job = (await store.jobs.submit(SPEC, "ann", key, about)).job
-    started = await store.jobs.start(job, Placement((Share("n1"),)), "free")
+async def done(store: Store, key: str, about: About = KEYED, *, user: str = "ann", node: str = "n1") -> Job:
+    job = (await store.jobs.submit(SPEC, user, key, about)).job
+    started = await store.jobs.start(job, Placement((Share(node),)), "free")
     return await store.jobs.finish(started, SmallLog(started.id, started.attempt, ()))
 
 
@@ -38,7 +38,7 @@ def test_a_job_ends_at_once_and_points_to_the_one_that_did_the_same(tmp_path: Pa
         assert events == [("queued", "submitted by bob"), ("succeeded", second.reason)]
         again = await store.jobs.submit(SPEC, "bob", "b", pointing(first))
         assert (again.is_new, again.job) == (False, second), "asked again, it is the same job"
-        found = await store.jobs.done_before("k")
+        found = await store.jobs.done_before("k", "bob")
         assert found is not None
         assert found.id == first.id, "one that was not run stands for nobody"
 
@@ -51,7 +51,7 @@ def test_what_no_longer_holds_when_it_is_submitted_is_run(tmp_path: Path, how: s
         first = await done(store, "a", About(cache_key="other") if how == "other key" else KEYED)
         if how == "removed":
             await store.jobs.note_results_removed(first)
-            assert await store.jobs.done_before("k") is None
+            assert await store.jobs.done_before("k", "bob") is None
         if how == "newer":
             await done(store, "c")
         job = (await store.jobs.submit(SPEC, "ann", "b", pointing(first))).job
@@ -65,10 +65,27 @@ def test_what_no_longer_holds_when_it_is_submitted_is_run(tmp_path: Path, how: s
 def test_only_what_has_succeeded_counts(tmp_path: Path) -> None:
     async def scenario(store: Store) -> None:
         await store.jobs.submit(SPEC, "ann", "a", KEYED)
-        assert await store.jobs.done_before("k") is None
+        assert await store.jobs.done_before("k", "bob") is None
         await done(store, "b")
-        assert await store.jobs.done_before("k") is not None
-        assert await store.jobs.done_before("other") is None
+        assert await store.jobs.done_before("k", "bob") is not None
+        assert await store.jobs.done_before("other", "bob") is None
+
+    in_store(tmp_path, scenario)
+
+
+def test_what_ran_in_the_account_of_another_person_does_not_count(tmp_path: Path) -> None:
+    async def scenario(store: Store) -> None:
+        everybodys = await done(store, "a")
+        bobs = await done(store, "b", user="bob", node="bob@n1")
+        anns = await done(store, "c", node="ann@n1")
+        found = {user: await store.jobs.done_before("k", user) for user in ("ann", "bob", "cat")}
+        assert {user: job.id for user, job in found.items() if job} == {
+            "ann": anns.id,
+            "bob": bobs.id,
+            "cat": everybodys.id,
+        }
+        job = (await store.jobs.submit(SPEC, "bob", "d", pointing(anns))).job
+        assert (job.state, job.cached_from) == (JobState.QUEUED, None)
 
     in_store(tmp_path, scenario)
 

@@ -10,14 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.policy.serving.places import service
+from tests.unit.policy.serving.places import job, service
 from ugro.core.door import Balance, DoorSettings, NewServer
+from ugro.core.job import Job
 from ugro.core.service import Probe, Probes, ServiceSpec
 from ugro.policy.serving.door_config import Descriptors, configuration, error_body, server_words
-from ugro.workloads.door.machine import RefusedError, expect_words
+from ugro.workloads.door.machine import RefusedError, expect_words, make_state_folder
 from ugro.workloads.door.measures import Measures, is_up, number, parsed, waiting
 from ugro.workloads.door.records import InvalidError, Records
-from ugro.workloads.door_job import _MODULES, SECRET, door_env, door_job
+from ugro.workloads.door_job import _MODULES, SECRET, door_env, door_job, is_shut_out
 from ugro.workloads.service_jobs import door_settings
 
 OLDEST = (3, 9)
@@ -48,11 +49,34 @@ def test_every_part_of_the_program_runs_on_an_old_python() -> None:
 
 
 def test_a_job_has_its_secret_in_no_argument() -> None:
-    job = door_job(SETTINGS, "gpu1", secret="hidden")
-    assert dict(job.env)[SECRET] == "hidden"
-    assert "hidden" not in " ".join(job.argv)
-    assert job.resources.only == ("gpu1",)
+    spec = door_job(SETTINGS, "gpu1", secret="hidden")
+    assert dict(spec.env)[SECRET] == "hidden"
+    assert "hidden" not in " ".join(spec.argv)
+    assert spec.resources.only == ("gpu1",)
     assert SECRET not in door_env(SETTINGS)
+
+
+def test_a_door_has_its_folder_in_the_account_that_it_runs_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = door_settings(service())
+    for account in ("ugro", "ann"):
+        root = tmp_path / account / "grid"
+        monkeypatch.setenv("UGRO_RUN_DIR", str(root / ".ugro/agents/a@gpu1@m/runs/5.1"))
+        assert make_state_folder(settings.state_folder) == str(root / ".ugro/services/k")
+        assert (root / ".ugro/services/k").is_dir()
+    assert make_state_folder(str(tmp_path / "whole")) == str(tmp_path / "whole")
+    (tmp_path / "file").touch()
+    with pytest.raises(RefusedError, match=r"cannot make its folder .*/file/state: Not a directory"):
+        make_state_folder(str(tmp_path / "file" / "state"))
+
+
+def test_a_door_that_names_a_folder_of_another_account_is_known() -> None:
+    def placed(settings: DoorSettings, node: str) -> Job:
+        return replace(job(0, node=node), spec=door_job(settings, "gpu1"))
+
+    assert is_shut_out(placed(SETTINGS, "ann@gpu1"))
+    assert not is_shut_out(placed(SETTINGS, "gpu1"))
+    assert not is_shut_out(placed(door_settings(service()), "ann@gpu1"))
+    assert not is_shut_out(replace(placed(SETTINGS, "gpu1"), placement=None))
 
 
 def test_servers_are_checked_and_canaries_have_the_others_behind_them() -> None:

@@ -19,6 +19,7 @@ from ugro.agent.artifacts.log_mirror import LogMirror
 from ugro.agent.support.change_signal import ChangeSignal, wait_for_any
 from ugro.core.errors import NotFound, UgroError, Unreachable
 from ugro.core.job import Attempt, Job, Launcher
+from ugro.core.login import node_of
 from ugro.core.plan import Plan
 from ugro.core.support.codec import dumps
 from ugro.remote import wire
@@ -43,7 +44,9 @@ class Selection:
     positions: Mapping[tuple[int, int], int] = field(default_factory=dict)  # where to continue, by attempt and rank
 
     def has(self, rank: int, node: str) -> bool:
-        return (not self.ranks or rank in self.ranks) and (not self.nodes or node in self.nodes)
+        """``node``: or the login that the job was placed on."""
+        is_there = not self.nodes or node in self.nodes or node_of(node) in self.nodes
+        return is_there and (not self.ranks or rank in self.ranks)
 
 
 class LogStream:
@@ -66,8 +69,9 @@ class LogStream:
         ranks, nodes = set(found), set(found.values())
         if missing := sorted(set(wanted.ranks) - ranks):
             raise NotFound(f"job {job.id} has no rank {missing[0]}", hint=f"its ranks are 0 to {max(ranks)}")
-        if strange := sorted(set(wanted.nodes) - nodes):
-            raise NotFound(f"job {job.id} did not run on {strange[0]}", hint=f"it ran on {', '.join(sorted(nodes))}")
+        machines = {node_of(node) for node in nodes}
+        if strange := sorted(set(wanted.nodes) - nodes - machines):
+            raise NotFound(f"job {job.id} did not run on {strange[0]}", hint=f"it ran on {', '.join(sorted(machines))}")
 
     async def frames(self, number: int, wanted: Selection) -> AsyncGenerator[bytes]:
         reading = _Reading(self._jobs, self._mirror, await self._look(number), wanted)
@@ -198,7 +202,7 @@ class _Stream:
     number: int
     attempt: int
     rank: int
-    node: str
+    node: str  # or a login to it
     log: Path
     offset: int = 0
     _index: LogIndex = field(init=False)
@@ -234,7 +238,7 @@ class _Stream:
         return [*frames, wire.frame(wire.OUT, self.number, content)] if content else frames
 
     def _announce(self, dropped: int) -> bytes:
-        place = {"attempt": self.attempt, "rank": self.rank, "node": self.node, "offset": self.offset}
+        place = {"attempt": self.attempt, "rank": self.rank, "node": node_of(self.node), "offset": self.offset}
         return wire.message(wire.CALL, self.number, {**place, "dropped_bytes": dropped})
 
     def _content(self) -> bytes:

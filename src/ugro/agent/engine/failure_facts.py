@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from ugro.core.failure import Cause, Failure, RankExit
 from ugro.core.job import Ending, Job
+from ugro.core.login import node_of
 from ugro.nodes.runs import RunStatus
 from ugro.policy.lifecycle.postmortem import Lost, RankEnd, classify, disk_hint
 
@@ -56,7 +57,7 @@ def _cause_of_loss(status: RunStatus) -> Cause:
 
 
 def _not_started(node: str, status: RunStatus) -> Failure:
-    reason = f"{node}: {status.reason}"
+    reason = f"{node_of(node)}: {status.reason}"
     if status.is_disk_full:
         return Failure(Cause.DISK_FULL, reason, status.failed_rank, node, hint=disk_hint(node))
     if not status.is_programs_fault:

@@ -21,6 +21,7 @@ from ugro.agent.tracking.run_tracker import RunTracker
 from ugro.core.errors import EnvFailed, RemoteFailure, TimedOut, UgroError, Unreachable
 from ugro.core.failure import Cause, Failure
 from ugro.core.job import Job, Share
+from ugro.core.login import node_of
 from ugro.core.plan import NodePlan, Plan
 from ugro.core.python_env import Made
 from ugro.core.ticket import ticket_of
@@ -204,7 +205,7 @@ class Launch:
         if isinstance(error, RemoteFailure) and error.cause in (_NO_CODE, NO_FOLDER):
             self._code.forget_all(job.spec, node)
         if not _is_passing(error):
-            self._refuse(job, _failure(error, f"{node}: {error.message}", node))
+            self._refuse(job, _failure(error, f"{node_of(node)}: {error.message}", node))
 
     def _refuse(self, job: Job, failure: Failure) -> None:
         self._refusals.setdefault((job.id, job.attempt), failure)

@@ -1,7 +1,8 @@
 """The result cache: finds an earlier job that did the same work, so that the new one need not run.
 
 The same work means the same code, command, variables, set-up, resources and input files. The earlier job's nodes must
-still have the same software installed; they are asked. If any of this is unknown, the job is run.
+still have the same software installed; they are asked. If any of this is unknown, the job is run. What ran in the
+account of another person does not count: their packages are none of the submitter's.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from ugro.agent.support.client_files import remote_client
 from ugro.core.environment import Environment
 from ugro.core.errors import ConfigError, UgroError
 from ugro.core.job import Job, JobSpec
+from ugro.core.login import node_of
 from ugro.core.python_env import EnvRequest
 from ugro.store.jobs import JobStore
 from ugro.store.submissions import About
@@ -34,17 +36,17 @@ class ResultCache:
         self._envs = envs
         self._environments = environments
 
-    async def look(self, spec: JobSpec) -> About:
+    async def look(self, spec: JobSpec, user: str) -> About:
         """Empty for a job that does not use the cache. Raises ConfigError for inputs that cannot be read."""
         if not spec.is_cached:
             return About()
         if spec.snapshot is None:
             return About(notes=("the cache does not apply: the job's code is not sent, so it is unknown",))
         key = await self.key(spec)
-        first = await self._jobs.done_before(key)
+        first = await self._jobs.done_before(key, user)
         if first is None:
             return About(cache_key=key, notes=("no earlier job did the same work",))
-        if (problem := await self.changed_since(first)) is not None:
+        if (problem := await self.changed_since(first, user)) is not None:
             return About(cache_key=key, notes=(f"job {first.id} did the same work, but {problem}; the job is run",))
         return About(cache_key=key, cached_from=first.id)
 
@@ -54,8 +56,10 @@ class ResultCache:
         hashes = {name: await asyncio.to_thread(_content_hash, name) for name in spec.inputs}
         return hashlib.sha256(json.dumps({**_work(spec), "inputs": hashes}, sort_keys=True).encode()).hexdigest()
 
-    async def changed_since(self, first: Job) -> str | None:
-        """Why its results may differ from what a run would make now; None if nothing has changed."""
+    async def changed_since(self, first: Job, user: str) -> str | None:
+        """Why its results may differ from what a run of this user's would make now; None if nothing has changed."""
+        if first.is_apart_from(user):  # whose login is not opened for somebody else
+            return f"it ran in the account of {first.user}"
         ran_with = await self._environments.of(first)
         nodes = first.placement.nodes if first.placement else ()
         if not nodes or set(ran_with) != set(nodes):
@@ -65,9 +69,9 @@ class ResultCache:
         now = await self._environments.now(nodes, is_fresh=True)
         for node in nodes:
             if node not in now:
-                return f"{node} cannot be asked what it has installed"
+                return f"{node_of(node)} cannot be asked what it has installed"
             if now[node].fingerprint != ran_with[node].fingerprint:
-                return f"on {node} {_change(ran_with[node], now[node])}"
+                return f"on {node_of(node)} {_change(ran_with[node], now[node])}"
         return None
 
     async def _other_environment(self, request: EnvRequest, ran_with: Mapping[str, Environment]) -> str | None:
@@ -80,9 +84,9 @@ class ResultCache:
             return f"its environment cannot be compared: {error}"
         for node, before in ran_with.items():
             if now[node].name != before.name:
-                return f"on {node} its environment was {before.name} and is {now[node].name or 'not resolved'}"
+                return f"on {node_of(node)} its environment was {before.name} and is {now[node].name or 'not resolved'}"
             if request.existing is not None and now[node].fingerprint != before.fingerprint:
-                return f"on {node} {_change(before, now[node])}"
+                return f"on {node_of(node)} {_change(before, now[node])}"
         return None
 
 

@@ -182,7 +182,7 @@ class JobService:
             self._engine.wake()
             await self._submitting.note_predictions([submission.job])
             if exact:
-                await self._jobs.note("retried", await self._submitting.compared(old), job=submission.job)
+                await self._jobs.note("retried", await self._submitting.compared(old, user), job=submission.job)
         return submission.job
 
     async def withdraw(self, key: str) -> Job | None:

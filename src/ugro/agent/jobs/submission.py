@@ -234,7 +234,7 @@ class SubmissionReader:
         """Where its code came from, and whether an earlier job did the same work."""
         if self._cache is None or not spec.is_cached:
             return About(origin=submit.origin)
-        return replace(await self._cache.look(spec), origin=submit.origin)
+        return replace(await self._cache.look(spec, submit.user), origin=submit.origin)
 
     def expect_code(self, job: Job) -> None:
         """Raises NotAllowed if the code that it ran is not here any more."""
@@ -260,9 +260,9 @@ class SubmissionReader:
         if job.spec.snapshot is not None:
             self.expect_code(job)
 
-    async def compared(self, job: Job) -> str:
-        """Whether its nodes still have the same software installed, in words."""
-        changed = await self._cache.changed_since(job) if self._cache is not None else None
+    async def compared(self, job: Job, user: str) -> str:
+        """Whether its nodes still have the same software installed, as this user's jobs see it, in words."""
+        changed = await self._cache.changed_since(job, user) if self._cache is not None else None
         return f"since job {job.id}: {changed}" if changed else f"its environment is the same as for job {job.id}"
 
     async def check_fit(self, specs: Sequence[JobSpec]) -> None:

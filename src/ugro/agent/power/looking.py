@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ugro.agent.engine.reconciler import Engine
 from ugro.agent.tracking.cluster import Cluster
 from ugro.agent.tracking.owners import Owners
 from ugro.agent.tracking.scheduler_input import SchedulerInput
+from ugro.core.login import node_of
 from ugro.core.node import NodeSpec
 from ugro.core.owner import OwnerRule, Then, When
 from ugro.core.support.clock import boot_clock_s, boot_id
@@ -28,7 +29,7 @@ class Seen:
     link: Link | None = None
     linked_s: float | None = None
     silent_s: float | None = None
-    uses: int = 0  # of its link, so far
+    uses: Mapping[str, int] = field(default_factory=dict)  # of its link and those of its logins, so far
     busy_s: float = field(default_factory=boot_clock_s)  # when it was last busy
 
     @property
@@ -50,6 +51,7 @@ class NodeLooks:
         self.is_heard: Callable[[str], bool] = lambda node: True
         self._uncollected: set[str] = set()
         self._holders: dict[str, tuple[int, ...]] = {}
+        self._logins: dict[str, list[Node]] = {}
 
     async def close(self) -> None:
         await self._owners.close()
@@ -73,7 +75,10 @@ class NodeLooks:
             self._seen[name].busy_s = boot_clock_s()
 
     def note_jobs(self) -> None:
-        """Which jobs have devices where."""
+        """Which jobs have devices where, and through which logins nodes are reached."""
+        self._logins = {}
+        for login in self._cluster.inventory.logins:
+            self._logins.setdefault(node_of(login.spec.name), []).append(login)
         found: dict[str, tuple[int, ...]] = {}
         for job in self._engine.live.holding():
             for name in job.placement.node_names if job.placement is not None else ():
@@ -103,7 +108,7 @@ class NodeLooks:
             jobs=self.holders(name),
             is_uncollected=name in self._uncollected,
             held=self._input.holds.reason(name),
-            calls=link.work,
+            calls=tuple(call for one in self._links(node) for call in one.work),
             drained=seen.report.drained if seen.report is not None else None,
             is_needed=name in wishes.needed,
             is_this_machine=machine is not None and machine.boot_id == boot_id(),
@@ -111,19 +116,26 @@ class NodeLooks:
         )
         return busy_with(use, rule)
 
+    def _links(self, node: Node) -> list[Link]:
+        """To the machine, in whatever account."""
+        return [one.link for one in (node, *self._logins.get(node.spec.name, ())) if one.link is not None]
+
     def _note(self, node: Node) -> None:
         seen, now_s = self.of(node), boot_clock_s()
         if node.link is not seen.link:
             seen.link, seen.linked_s = node.link, None
-            seen.uses = 0
+            seen.uses = {}
             seen.busy_s = now_s
         if seen.linked_s is None and node.link is not None and self.is_heard(node.spec.name):
             seen.linked_s = now_s
         is_silent = node.link is None and node.error is not None and node.error.cause in _SILENT
         seen.silent_s = (seen.silent_s if seen.silent_s is not None else now_s) if is_silent else None
-        uses = node.link.uses if node.link is not None else 0
-        if uses != seen.uses or self.busy(node, _NO_WISHES) is not None:
-            seen.uses, seen.busy_s = uses, now_s
+        uses = {link.spec.name: link.uses for link in self._links(node)}
+        # A link that is gone was not used, nor was one that is new and has done nothing.
+        is_used = any(count and count != seen.uses.get(name) for name, count in uses.items())
+        if is_used or self.busy(node, _NO_WISHES) is not None:
+            seen.busy_s = now_s
+        seen.uses = uses
 
 
 def _presence(spec: NodeSpec) -> OwnerRule | None:

@@ -24,12 +24,15 @@ _MOST_BYTES = 64 * 1024
 
 
 async def look_at(
-    links: Sequence[Link], pythons: Mapping[str, str], ports: Sequence[int], reach: tuple[str, int] | None = None
+    links: Mapping[str, Link], pythons: Mapping[str, str], ports: Sequence[int], reach: tuple[str, int] | None = None
 ) -> dict[str, Look]:
-    """All at once. ``ports``: those that may be taken; ``reach``: an address and a port where something listens."""
+    """By node, all at once.
+
+    ``ports``: those that may be taken; ``reach``: an address and a port where something listens.
+    """
     settings = {"role": "look", "ports": list(ports), "reach": reach}
-    answers = await together(_ask(link, pythons[link.spec.name], settings) for link in links)
-    return {link.spec.name: _look(link, answer) for link, answer in zip(links, answers, strict=True)}
+    answers = await together(_ask(link, pythons[node], settings) for node, link in links.items())
+    return {node: _look(links[node], answer) for node, answer in zip(links, answers, strict=True)}
 
 
 async def clean(link: Link, python: str, key: str, state_folder: str | None) -> None:

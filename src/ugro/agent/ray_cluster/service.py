@@ -20,10 +20,12 @@ from ugro.agent.artifacts.job_folder import rank_log
 from ugro.agent.jobs.service import JobService
 from ugro.agent.ray_cluster.node_looks import clean
 from ugro.agent.ray_cluster.starting import Request, Starting
+from ugro.agent.support.caller import caller
 from ugro.agent.support.change_signal import ChangeSignal, wait_for_any
 from ugro.agent.tracking.cluster import Cluster
 from ugro.core.errors import NotAllowed, NotFound, UgroError, UsageError
 from ugro.core.job import Job
+from ugro.core.login import node_of
 from ugro.core.python_env import EnvRequest
 from ugro.core.ray_cluster import Access, ClusterState, ClusterView, ClusterWish, RayCluster, Worker
 from ugro.policy.nodes.connectivity import LOOPBACK
@@ -117,6 +119,8 @@ class RayClusters:
 
     async def access(self, word: str | None) -> Access:
         found = await self.find(word, is_open=True)
+        asks = caller()
+        self.expect_open_to(found, asks.user if asks is not None else found.user)
         head = found.head
         return Access(
             found.name,
@@ -126,6 +130,12 @@ class RayClusters:
             head.dashboard_port,
             head.node,
         )
+
+    def expect_open_to(self, cluster: RayCluster, user: str) -> None:
+        """Who uses it runs code as its user, which on their own account nobody else does. Raises NotAllowed."""
+        if user != cluster.user and self._starting.is_personal(cluster):
+            text = f"the Ray cluster {cluster.name} runs in the account of {cluster.user}"
+            raise NotAllowed(text, hint="start your own: ugro cluster start --name NAME")
 
     async def active(self, name: str) -> RayCluster:
         """Raises NotFound, with the nearest name."""
@@ -267,11 +277,13 @@ class RayClusters:
         """Killed ranks may have left files. A node that cannot be asked keeps them."""
         pythons = {worker.node: worker.python for worker in (*cluster.workers, *cluster.dropped)}
         pythons[cluster.head.node] = cluster.head.python
-        used = {node for job in jobs if job.placement is not None for node in job.placement.nodes}
-        for node in used & set(pythons):
+        used = {name for job in jobs if job.placement is not None for name in job.placement.nodes}
+        for name in used:  # in the accounts that its jobs ran in
+            if (node := node_of(name)) not in pythons:
+                continue
             folder = cluster.head.state_folder if node == cluster.head.node else None
             with contextlib.suppress(UgroError):
-                link = await self._cluster.inventory.get(node).ready(_CLEAN_S)
+                link = await self._cluster.inventory.get(name).ready(_CLEAN_S)
                 await clean(link, pythons[node], cluster.key, folder)
 
     async def _change(

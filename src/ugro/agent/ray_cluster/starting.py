@@ -17,14 +17,16 @@ from ugro.agent.ray_cluster.node_looks import look_at
 from ugro.agent.support.aio import together
 from ugro.agent.tracking import node_checks
 from ugro.agent.tracking.cluster import Cluster
+from ugro.config.names import is_user
 from ugro.config.schema import Ray
 from ugro.core.errors import UgroError, Unsatisfiable
 from ugro.core.job import JobSpec, Launcher, Resources
-from ugro.core.login import USER
+from ugro.core.login import account_of, node_of
 from ugro.core.node import Machine, Role
 from ugro.core.python_env import EnvProgress, EnvRequest
 from ugro.core.ray_cluster import ClusterWish, Head, RayCluster
 from ugro.nodes.link import Link
+from ugro.nodes.node import Node
 from ugro.policy.nodes.connectivity import LOOPBACK, Apart
 from ugro.policy.ray.agreement import (
     Look,
@@ -42,6 +44,7 @@ from ugro.workloads.ray_jobs import inside
 _PORTS_TRIED = 3
 Say = Callable[[str], None]
 Speeds = Callable[[], Mapping[str, float]]
+LoginOf = Callable[[Node, str], str]  # through which a user's jobs are started on a node; or the node itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +56,11 @@ class Request:
 
 
 class Starting:
-    def __init__(self, cluster: Cluster, jobs: JobService, envs: PythonEnvService, speeds: Speeds) -> None:
+    def __init__(
+        self, cluster: Cluster, jobs: JobService, envs: PythonEnvService, speeds: Speeds, login_of: LoginOf
+    ) -> None:
         self._cluster = cluster
+        self._login_of = login_of
         self._jobs = jobs
         self._envs = envs
         self._speeds = speeds
@@ -65,8 +71,7 @@ class Starting:
         nodes = await self._nodes(wish, request.user)
         head_node = wish.head or self._best_head(nodes)
         everywhere = list(dict.fromkeys((head_node, *nodes)))
-        links = dict(zip(everywhere, await self._links(everywhere), strict=True))
-        _raise(self._lack_of_account(links, request.user))
+        links = await self._links(everywhere, request.user)
         places = await self.places(nodes, links)
         workers = first_workers(wish, places)
         pythons = await self._pythons(request.environment, links, say)
@@ -90,11 +95,10 @@ class Starting:
     async def more(self, cluster: RayCluster, nodes: Sequence[str]) -> dict[str, str]:
         """For workers on other nodes than before: the Python of each. They must agree with the head, and reach it."""
         everywhere = list(dict.fromkeys((cluster.head.node, *nodes)))
-        links = dict(zip(everywhere, await self._links(everywhere), strict=True))
-        _raise(self._lack_of_account(links, cluster.user))
+        links = await self._links(everywhere, cluster.user)
         pythons = await self._pythons(cluster.environment, links, lambda text: None)
         head = (cluster.head.address, cluster.head.port)
-        looks = await look_at(list(links.values()), pythons, (), head)
+        looks = await look_at(links, pythons, (), head)
         lack = lack_of_memory(cluster.wish, looks) or lack_of_connection(looks, f"{head[0]}:{head[1]}")
         _raise(objection(looks, {} if cluster.environment else pythons) or lack)
         return pythons
@@ -102,9 +106,16 @@ class Starting:
     async def lack_of_serve(self, cluster: RayCluster) -> UgroError | None:
         """Of Ray Serve, on its nodes. Those that are away now are not asked."""
         pythons = {cluster.head.node: cluster.head.python} | {one.node: one.python for one in cluster.workers}
-        links = [link for name in pythons if (link := self._cluster.inventory.get(name).link) is not None]
+        found = {node: self._cluster.inventory.find(self._login(node, cluster.user)) for node in pythons}
+        links = {node: one.link for node, one in found.items() if one is not None and one.link is not None}
         looks = await look_at(links, pythons, ())
         return lack_of_serve(looks, {} if cluster.environment else pythons)
+
+    def is_personal(self, cluster: RayCluster) -> bool:
+        """Whether what is run on it runs in an account of its user's own."""
+        used = {cluster.head.node, *(worker.node for worker in cluster.workers)}
+        nodes = [node for node in self._cluster.inventory if node.spec.name in used]
+        return any(self._login_of(node, cluster.user) != node.spec.name for node in nodes)
 
     async def usable(self, wish: ClusterWish) -> list[str]:
         """Every node that its workers may use, if they were idle."""
@@ -112,7 +123,7 @@ class Starting:
         return list((await self._jobs.place_idle(spec)).nodes)
 
     async def places(self, nodes: Sequence[str], links: Mapping[str, Link] | None = None) -> list[Place]:
-        links = links or dict(zip(nodes, await self._links(nodes), strict=True))
+        links = links or dict(zip(nodes, await together(map(self._own_link, nodes)), strict=True))
         speeds = self._speeds()
         found = [(node, _machine(links[node])) for node in nodes]
         return [Place(node, machine.cores, machine.python_path, speeds.get(node)) for node, machine in found]
@@ -149,28 +160,40 @@ class Starting:
         roles = {node: self._cluster.inventory.get(node).spec.role for node in nodes}
         return next((node for node, role in roles.items() if role is Role.MASTER), nodes[0])
 
-    async def _links(self, nodes: Sequence[str]) -> list[Link]:
-        limit_s = 2 * self._cluster.config.ssh.connect_timeout
-        return await together(self._cluster.inventory.get(node).ready(limit_s) for node in nodes)
+    async def _links(self, nodes: Sequence[str], user: str) -> dict[str, Link]:
+        """By node; to the account in which the user's jobs run there."""
+        found = await together(self._link(node, user) for node in nodes)
+        return dict(zip(nodes, found, strict=True))
+
+    async def _link(self, node: str, user: str) -> Link:
+        link = await self._own_link(node)  # who logs in there is known from now on
+        if (name := self._login(node, user)) == node:
+            return link
+        account = account_of(name)
+        login = self._cluster.inventory.open_login(name) if is_user(account) and "@" not in account else None
+        if login is None:
+            raise Unsatisfiable(f"there is no account for {user}: {account!r:.80}", subject=node)
+        return await login.ready(self._limit_s)
+
+    async def _own_link(self, node: str) -> Link:
+        return await self._cluster.inventory.named(node).ready(self._limit_s)
+
+    @property
+    def _limit_s(self) -> float:
+        return 2 * self._cluster.config.ssh.connect_timeout
+
+    def _login(self, node: str, user: str) -> str:
+        return self._login_of(self._cluster.inventory.named(node), user)
 
     async def _pythons(self, request: EnvRequest | None, links: Mapping[str, Link], say: Say) -> dict[str, str]:
         if request is None:
             return {node: _machine(link).python_path for node, link in links.items()}
 
         def progress(node: str, step: EnvProgress) -> None:
-            say(f"{node}: {step.phase}")
+            say(f"{node_of(node)}: {step.phase}")
 
-        made = await self._envs.ensure(request, list(links), progress)
-        return {node: one.python for node, one in made.items()}
-
-    def _lack_of_account(self, links: Mapping[str, Link], user: str) -> UgroError | None:
-        """Its Python and its folder are those of the node's entry, which its jobs in another account cannot use."""
-        for node, link in links.items():
-            account = self._cluster.inventory.get(node).spec.account
-            if account is not None and account.replace(USER, user) != _machine(link).user:
-                text = "a Ray cluster cannot use nodes on which jobs run in the accounts of their users"
-                return Unsatisfiable(text, subject=node, hint="a job with a Ray cluster of its own can: --launcher ray")
-        return None
+        made = await self._envs.ensure(request, [link.spec.name for link in links.values()], progress)
+        return {node: made[link.spec.name].python for node, link in links.items()}
 
     # --- the head ------------------------------------------------------------------------------------------------
 
@@ -179,7 +202,7 @@ class Starting:
     ) -> tuple[Head, dict[str, Look]]:
         ray, key = self._cluster.config.ray, secrets.token_hex(4)
         ports = [*candidates(ray.redis_port), *candidates(ray.dashboard_port)]
-        looks = await look_at(list(links.values()), pythons, ports)
+        looks = await look_at(links, pythons, ports)
         _raise(objection(looks, {} if request.environment else pythons) or lack_of_memory(request.wish, looks))
         taken = [*looks[node].taken_ports, *request.used_ports]
         dashboard = free_port(

@@ -110,11 +110,10 @@ class Creation:
         spec = _spec(what.name, draft.section, what.engine)
         placement = await self._jobs.place_idle(made.job)  # what can never run is refused now
         everywhere = await self._everywhere(made.job)
-        key = secrets.token_hex(4)
-        door = await self._doors.choose(draft.section.door, spec, everywhere.nodes, key)
+        door = await self._doors.choose(draft.section.door, spec, everywhere.nodes)
         service = Service(
             id=0,
-            key=key,
+            key=secrets.token_hex(4),
             user=request.submit.user,
             spec=replace(spec, spreads=not any(share.gpus for share in placement.shares)),
             door=door,
@@ -138,7 +137,7 @@ class Creation:
             raise only_one()
         if (name := draft.section.cluster) is not None:
             expect_unnamed(name, (_RESOURCES | _ENVIRONMENT) & what.fields.keys())
-            cluster = await self._rays.existing(name)
+            cluster = await self._rays.existing(name, user)
         else:
             cluster = await self._rays.own(what.name, user, made.job)
         place = RayPlace(cluster.name, is_own=name is None, user=cluster.user)
@@ -148,7 +147,7 @@ class Creation:
     async def door_address(self, service: Service) -> str:
         """At which the nodes that are there now reach its door. Raises UgroError if they do not."""
         everywhere = await self._everywhere(service.current.job)
-        return await self._doors.address_now(service.door, everywhere.nodes)
+        return await self._doors.address_now(service, everywhere.nodes)
 
     async def next_door(self, service: Service, *, has_failed: bool) -> DoorPlace:
         """For a door whose node was lost. Raises UgroError if there is no place for it now."""

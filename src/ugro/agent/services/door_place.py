@@ -23,11 +23,12 @@ _TEST_PORTS = range(9900, 9905)  # for a moment, to see who reaches whom
 class DoorPlaces:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self._met: dict[str, frozenset[str]] = {}  # by folder: the nodes that reached a door at its address
+        # By the key of a service and the door's node: the nodes that reached it at its address.
+        self._met: dict[tuple[str, str], frozenset[str]] = {}
 
-    async def choose(self, wanted: str | None, spec: ServiceSpec, nodes: Sequence[str], key: str) -> DoorPlace:
+    async def choose(self, wanted: str | None, spec: ServiceSpec, nodes: Sequence[str]) -> DoorPlace:
         """``nodes``: those that replicas may use. Raises UgroError if the port is taken, or nodes are apart."""
-        return await self._at(wanted or in_order(self._known(), nodes)[0], spec, nodes, key)
+        return await self._at(wanted or in_order(self._known(), nodes)[0], spec, nodes)
 
     async def move(self, service: Service, nodes: Sequence[str], *, has_failed: bool) -> DoorPlace:
         """Its next place, when its node was lost. ``has_failed``: it could not be started at the present one."""
@@ -35,7 +36,7 @@ class DoorPlaces:
         problem: UgroError = Unreachable("no node can be reached that could have the door", subject=service.name)
         for name in tried:
             try:
-                return await self._at(name, service.spec, nodes, service.key)
+                return await self._at(name, service.spec, nodes)
             except UgroError as error:
                 problem = error
         raise problem
@@ -48,32 +49,32 @@ class DoorPlaces:
             for node in self._cluster.inventory
         ]
 
-    async def _at(self, name: str, spec: ServiceSpec, nodes: Sequence[str], key: str) -> DoorPlace:
-        node = self._cluster.inventory.get(name)
+    async def _at(self, name: str, spec: ServiceSpec, nodes: Sequence[str]) -> DoorPlace:
+        node = self._cluster.inventory.named(name)
         link = await node.ready(2 * self._cluster.config.ssh.connect_timeout)
         address = await self._address(link, [name for name in nodes if name != node.spec.name], spec)
-        folder = f"{_machine(link).root}/.ugro/services/{key}"
         is_here = _machine(link).boot_id == boot_id()
-        return DoorPlace(node.spec.name, _machine(link).python_path, address, folder, is_here)
+        return DoorPlace(node.spec.name, _machine(link).python_path, address, is_here)
 
-    async def address_now(self, place: DoorPlace, nodes: Sequence[str]) -> str:
+    async def address_now(self, service: Service, nodes: Sequence[str]) -> str:
         """A door that was alone has the address of loopback: when other nodes are there, they need another one.
 
         Raises Unreachable if that cannot be found out now.
         """
+        place, key = service.door, (service.key, service.door.node)
         known = [self._cluster.inventory.get(name) for name in nodes if name != place.node]
         link = self._cluster.inventory.get(place.node).link
         links = [one.link for one in known if one.link is not None]
         names = frozenset(one.spec.name for one in links)
         if place.address == LOOPBACK and link is None:
             raise Unreachable("the door's node cannot be reached: the next replicas wait for it", subject=place.node)
-        if place.address != LOOPBACK or names <= self._met.get(place.folder, frozenset()):
+        if place.address != LOOPBACK or names <= self._met.get(key, frozenset()):
             return place.address
         assert link is not None
         found = await self._meet([link, *links])
         if isinstance(found, Apart):
             raise Unsatisfiable(f"the door cannot reach all replicas: {found.text}", hint=found.hint)
-        self._met[place.folder] = names
+        self._met[key] = names
         return found.address
 
     async def _meet(self, links: Sequence[Link]) -> Meeting | Apart:

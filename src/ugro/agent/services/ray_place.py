@@ -34,11 +34,12 @@ class RayPlaces:
             self._clusters.note(started)
         return made
 
-    async def existing(self, name: str) -> RayCluster:
+    async def existing(self, name: str, user: str) -> RayCluster:
         """Raises UgroError if there is none of that name, it is not the caller's to use, or it has no Ray Serve."""
         found = await self._clusters.active(name)
         if (asks := caller()) is not None:
             _expect_usable(found, may_change=asks.may_change(found.user), knows=asks.knows_values_of(found.user))
+        self._clusters.expect_open_to(found, user)
         if (problem := await self._clusters.lack_of_serve(found)) is not None:
             raise problem
         return found

@@ -34,6 +34,7 @@ from ugro.policy.serving.rollout import ENDED, Change, Drop, changes
 from ugro.policy.serving.steps import Turn
 from ugro.store.jobs import JobStore
 from ugro.store.services import ServiceStore
+from ugro.workloads.door_job import is_shut_out
 from ugro.workloads.service_jobs import door_key, replica_job, replica_key
 
 log = logging.getLogger(__name__)
@@ -164,6 +165,7 @@ class Runner:
             await self._door.look(service, door_job),
             last_lines=await self._last_lines(door_job),
             is_lost=(failure := await self._failure(door_job)) is not None and failure.cause is Cause.NODE_LOST,
+            is_shut_out=door_job is not None and is_shut_out(door_job),
         )
         drained = await self._parts.drained()
         servers = door.servers or {}

@@ -25,6 +25,7 @@ from ugro.agent.tracking.cluster import Cluster
 from ugro.core.door import Door
 from ugro.core.errors import NotAllowed, NotFound, UgroError, Unreachable
 from ugro.core.job import Job, JobSpec
+from ugro.core.login import node_of
 from ugro.core.service import (
     ApiKey,
     DoorPlace,
@@ -269,9 +270,11 @@ class Services:
 
     def is_beside_door(self, service: Service, node: str) -> bool:
         """On the same machine."""
+        if service.door.node == node_of(node):
+            return True
         found = [self._cluster.inventory.find(name) for name in (service.door.node, node)]
         boots = [one.machine.boot_id if one is not None and one.machine is not None else None for one in found]
-        return service.door.node == node or (boots[0] is not None and boots[0] == boots[1])
+        return boots[0] is not None and boots[0] == boots[1]
 
     async def door_address(self, service: Service) -> str:
         """For the next replica; the old one if no other is found. Raises Unreachable if its node is away."""

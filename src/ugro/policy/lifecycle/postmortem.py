@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ugro.core.failure import Cause, Failure
+from ugro.core.login import node_of
 from ugro.core.support.quantity import format_size
 from ugro.core.support.signals import KNOWN, signal_name
 from ugro.policy.lifecycle import log_signatures
@@ -122,7 +123,7 @@ def _our_time(end: RankEnd) -> float:
 
 def _named(suspect: _Suspect) -> Failure:
     end = suspect.end
-    reason = f"rank {end.rank} on {end.node} {_ending(end, suspect.cause)}"
+    reason = f"rank {end.rank} on {node_of(end.node)} {_ending(end, suspect.cause)}"
     if suspect.words.line:
         reason += f": {suspect.words.line}"
     elif suspect.cause is Cause.DISK_FULL:
@@ -144,7 +145,7 @@ def _nobody(suspects: Sequence[_Suspect], ends: Sequence[RankEnd]) -> Failure:
     # SIGTERM without a broken connection in the log: something outside UGRO stopped it.
     if all(suspect.cause is Cause.KILLED for suspect in suspects):
         return _named(first)
-    reason = f"the ranks lost touch, rank {first.end.rank} on {first.end.node} first: {first.words.line}"
+    reason = f"the ranks lost touch, rank {first.end.rank} on {node_of(first.end.node)} first: {first.words.line}"
     hint = "look at the network between the nodes: ugro doctor"
     silent = _silent(suspects, ends)
     if silent:
@@ -158,14 +159,14 @@ def _silent(suspects: Sequence[_Suspect], ends: Sequence[RankEnd]) -> list[str]:
     if not any(_TIMEOUT.search(suspect.words.line or "") for suspect in suspects):
         return []
     heard = {suspect.end.rank for suspect in suspects}
-    return [f"rank {end.rank} on {end.node}" for end in ends if end.rank not in heard and end.has_failed]
+    return [f"rank {end.rank} on {node_of(end.node)}" for end in ends if end.rank not in heard and end.has_failed]
 
 
 def _lost(lost: Sequence[Lost]) -> Failure:
     first = lost[0]
     more = f", and {len(lost) - 1} more" if len(lost) > 1 else ""
-    reason = f"{_LOST.get(first.cause, str(first.cause))} {first.node}{more}"
-    unproven = next((one.node for one in lost if one.may_have_left), None)
+    reason = f"{_LOST.get(first.cause, str(first.cause))} {node_of(first.node)}{more}"
+    unproven = next((node_of(one.node) for one in lost if one.may_have_left), None)
     hint = f"a process that hid from UGRO may still run on {unproven}; see: ugro exec {unproven} -- ps xf"
     return Failure(first.cause, reason, node=first.node, hint=hint if unproven else None)
 
@@ -185,6 +186,8 @@ def _ending(end: RankEnd, cause: Cause) -> str:
 
 
 def disk_hint(node: str) -> str:
+    """``node``: or a login to it."""
+    node = node_of(node)
     return f"make room: ugro node gc {node}, or see what takes it: ugro exec {node} -- df -h"
 
 

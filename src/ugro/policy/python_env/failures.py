@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from ugro.core.errors import EnvFailed
 from ugro.core.failure import Cause, Failure
+from ugro.core.login import node_of
 from ugro.policy.lifecycle.postmortem import disk_hint
 from ugro.policy.nodes.sdk import MODULE, TOO_OLD
 from ugro.policy.wording import in_words, names
@@ -26,7 +27,7 @@ _OF_THE_NODE = frozenset({"no-network", "killed"})
 
 def failure_of(error: EnvFailed, *, is_existing: bool = False) -> Failure:
     """``error.subject``: the node; None: this machine. ``is_existing``: it was only checked."""
-    where = f" on {error.subject}" if error.subject else ""
+    where = f" on {node_of(error.subject)}" if error.subject else ""
     done = "cannot be used" if is_existing else "was not made"
     reason = f"the Python environment {done}{where}: {error.message}"
     if error.cause == "no-space":

@@ -76,6 +76,7 @@ class DoorSeen:
     servers: Mapping[str, Server] | None = None  # None: it cannot be asked now
     last_lines: tuple[str, ...] = ()  # of the log of one that failed
     is_lost: bool = False  # its node was lost: nothing of it runs there any more
+    is_shut_out: bool = False  # it runs in another account than the one in which its folder is
 
     @property
     def is_running(self) -> bool:

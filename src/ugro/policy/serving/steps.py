@@ -181,6 +181,8 @@ def _door(view: View) -> Iterator[Step]:
         yield SubmitDoor()
     elif job.is_final:
         yield RenewDoor(job.reason)
+    elif view.door.is_shut_out and _goes_on(job):
+        yield Cancel(job.id)  # the next one makes a folder where it runs
 
 
 def _end_of_door(view: View) -> Iterator[Step]:

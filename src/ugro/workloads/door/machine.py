@@ -86,6 +86,20 @@ def enter_folder() -> None:
     os.chdir(folder)
 
 
+def make_state_folder(name: str) -> str:
+    """For what outlives attempts, in the account that the door runs in: before it starts, nobody knows its home.
+
+    A whole path is taken as it is.
+    """
+    root = os.environ["UGRO_RUN_DIR"].rpartition("/.ugro/agents/")[0]
+    folder = os.path.join(root, ".ugro", "services", name)
+    try:
+        os.makedirs(folder, 0o700, exist_ok=True)
+    except OSError as error:
+        raise RefusedError(f"the door cannot make its folder {folder}: {error.strerror}") from error
+    return folder
+
+
 def _listener(address: str, port: int) -> socket.socket:
     family, place = _place(address, port)
     deadline = time.monotonic() + _PORT_S

@@ -42,6 +42,16 @@ def test_a_program_that_could_not_write_why_it_ended_died_of_the_full_disk() -> 
     assert by_another.cause is Cause.KILLED
 
 
+def test_of_a_rank_in_a_persons_account_the_node_is_named() -> None:
+    found = classify([end(0, was_disk_full=True, node="ann@gpu1")])
+    assert found.reason.startswith("rank 0 on gpu1 ended with exit code 1")
+    assert found.hint == "make room: ugro node gc gpu1, or see what takes it: ugro exec gpu1 -- df -h"
+    assert found.node == "ann@gpu1", "what decides about a retry knows the login"
+    lost = classify([], lost=[Lost("ann@gpu1", Cause.NODE_REBOOTED, may_have_left=True)])
+    assert "ann@" not in f"{lost.reason} {lost.hint}"
+    assert "ugro exec gpu1 -- ps" in str(lost.hint)
+
+
 def alone(*lines: str) -> Failure:
     return classify([end(0, 0.0, *lines)])
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
 from tests.unit.policy.serving.places import service
 from ugro.core.service import DoorPlace
+from ugro.core.support.codec import decode
 from ugro.policy.serving.door_move import Candidate, in_order, moved, next_nodes
 from ugro.policy.serving.replicas import View
 from ugro.policy.serving.report import report_of
@@ -52,3 +53,9 @@ def test_a_door_that_is_started_again_on_its_own_node_has_not_moved() -> None:
     assert report_of(View(again)).notes == ()
     back = moved(moved(of, DoorPlace("gpu2", "python3", "10.0.0.2")), replace(PLACE, number=1))
     assert (back.door.node, back.door.moved_from, back.door.number) == ("gpu1", "gpu2", 5)
+
+
+def test_the_place_of_a_door_that_once_had_a_whole_folder_is_read() -> None:
+    """As an older agent has recorded it."""
+    old = {**asdict(PLACE), "folder": "/home/ugro/grid_workspace/.ugro/services/k"}
+    assert decode(DoorPlace, old) == PLACE

@@ -119,6 +119,13 @@ def test_a_door_whose_job_ended_gets_another_one() -> None:
     assert steps(service(0), door=job(0, JobState.FAILED)) == [RenewDoor("a reason")]
 
 
+def test_a_door_that_is_not_in_the_account_of_its_folder_makes_way_for_another_one() -> None:
+    away = replace(view(service(0), is_open=False), door=DoorSeen(DOOR, is_shut_out=True))
+    assert next_steps(away) == [Cancel(DOOR.id)]
+    ending = replace(DOOR, ending=Ending.CANCELLED)
+    assert next_steps(replace(away, door=DoorSeen(ending, is_shut_out=True))) == []
+
+
 def test_a_service_that_stops_closes_its_door_last() -> None:
     of = replace(service(1), state=ServiceState.STOPPING)
     assert Cancel(100) not in steps(of, ready(1, dropped="x"))
