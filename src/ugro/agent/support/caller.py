@@ -92,17 +92,28 @@ def expect_files(what: Path) -> None:
 
 
 def shown(job: Job) -> Job:
-    """Without the values of its environment, unless they are the caller's own."""
-    asks = caller()
-    if asks is None or asks.knows_values_of(job.user) or not (job.spec.env or job.spec.environment):
+    """Without what is its user's alone, unless that is the caller: values of its environment, and whole hashes."""
+    spec = job.spec
+    if not _is_anothers(job) or not (spec.env or spec.environment or spec.snapshot or spec.folders):
         return job
-    return without_values(job)
+    known = without_values(job)
+    return replace(known, spec=known.spec.with_short_hashes)
+
+
+def hides_values(job: Job) -> bool:
+    """Whether its environment has values that are not the caller's to see."""
+    return _is_anothers(job) and bool(job.spec.env or job.spec.environment)
 
 
 def without_values(job: Job) -> Job:
     environment = job.spec.environment.masked if job.spec.environment else None
     hidden = tuple((name, HIDDEN) for name, _ in job.spec.env)
     return replace(job, spec=replace(job.spec, env=hidden, environment=environment))
+
+
+def _is_anothers(job: Job) -> bool:
+    asks = caller()
+    return asks is not None and not asks.knows_values_of(job.user)
 
 
 def _anonymous(job: Job) -> Job:
