@@ -54,6 +54,7 @@ _RUNS_HERE = re.compile(
     r"|^ssh configuration: (?:(?:\w+command|match|include|\w+provider)\b|(?!\w+(?:[ =]|$)))",
     re.IGNORECASE,
 )
+_IS_COMMAND = re.compile(rf"{_RUNS_HERE.pattern}|^power\.on_node: ", re.IGNORECASE)  # here or on a node
 _MOST_BYTES = 1024 * 1024  # of an ssh configuration
 _MOST_PER_FILE = 20  # allowed contents of one file: for a repository with branches
 _DEFAULT = NodeSpec("")
@@ -212,7 +213,8 @@ def _setting_lines(config: Config, *, is_masked: bool) -> Iterator[str]:
         for key, part in keys.items():
             if key not in HARMLESS.get(name, ()):
                 line = f"{name}.{key}: {flow(part.written() if isinstance(part, Section) else part)}"
-                yield without_passwords(line) if is_masked else line
+                # A command is shown as it is: what looks like a password in it may be what it runs.
+                yield without_passwords(line) if is_masked and _IS_COMMAND.search(line) is None else line
 
 
 def _ssh_lines(content: bytes | None) -> Iterator[str]:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 ALL_GPUS = -1
 ANY_GPUS = -2
+_HASH_SHOWN = 12  # letters of a hash that others see: enough to compare, too few to ask for what it names
 
 
 class JobState(StrEnum):
@@ -246,6 +247,12 @@ class JobSpec:
     avoid: tuple[str, ...] = ()  # nodes to use only if no others are free
     elastic: Elastic = field(default_factory=Elastic)
     private: bool = False  # hidden from other users below operators
+
+    @property
+    def with_short_hashes(self) -> JobSpec:
+        """For others than its user: who knows the whole hash of code or of a folder can have it sent to a node."""
+        folders = tuple(replace(one, tree=one.tree[:_HASH_SHOWN]) for one in self.folders)
+        return replace(self, snapshot=self.snapshot and self.snapshot[:_HASH_SHOWN], folders=folders)
 
     @property
     def node_imports(self) -> Imports:

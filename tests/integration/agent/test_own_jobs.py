@@ -120,7 +120,8 @@ def test_values_of_an_environment_are_for_their_owner_alone(tmp_path: Path) -> N
     async def scenario() -> None:
         async with running_agent(tmp_path) as (_, api):
             await submitted(api, ANN, "with", env={"DATA": "hush"})
-            paths = ("/v1/jobs", "/v1/jobs/1", "/v1/jobs/1/file", "/v1/jobs/1/results", "/v1/compare?job=1&job=2")
+            of_job = ("", "/file", "/results", "/logs?moves=true", "/wait?timeout_s=0")
+            paths = ("/v1/jobs", "/v1/compare?job=1&job=2", *(f"/v1/jobs/1{look}" for look in of_job))
             await submitted(api, ANN, "two", env={"DATA": "hush too"})
             for caller in (BOB, VIEWER, OPERATOR, OWNER):
                 for path in paths:

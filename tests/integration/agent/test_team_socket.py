@@ -20,6 +20,7 @@ from tests.rig.agent import AgentProcess, log_tail
 from tests.rig.identity import MEMBER
 from tests.rig.waiting import wait_until
 from ugro import Client
+from ugro.agent.ops.team import NAMES
 from ugro.agent.team_server import open_socket
 from ugro.core.agent import AgentStatus
 from ugro.core.code import Snapshot, SyncReport
@@ -67,13 +68,17 @@ def opened(client: Client) -> str:
     return str(wait_until(look, 30, "the team's socket"))
 
 
-def ask(socket: str, user: str, method: str, path: str, body: Any = None) -> dict[str, Any] | None:
-    """As another user; None if there is no way in."""
+def ask(
+    socket: str, user: str | int, method: str, path: str, body: Any = None, group: str | None = None
+) -> dict[str, Any] | None:
+    """As another user, and in the group of the same name or another; None if there is no way in."""
     assert _CURL is not None
     command = [_CURL, "-s", "--unix-socket", socket, "-X", method, f"http://agent{path}"]
     if body is not None:
         command += ["-H", "content-type: application/json", "-d", json.dumps(body)]
-    done = subprocess.run(command, capture_output=True, user=user, group=user, extra_groups=[], timeout=60, cwd="/")
+    done = subprocess.run(
+        command, capture_output=True, user=user, group=group or user, extra_groups=[], timeout=60, cwd="/"
+    )
     return json.loads(done.stdout) if done.returncode == 0 else None
 
 
@@ -95,6 +100,7 @@ def test_a_member_is_who_the_kernel_says_and_others_do_not_get_in(client: Client
     assert ask(socket, "bin", "GET", "/v1/whoami") is None, "not in the group"
     assert ask(str(client.home.socket), MEMBER, "GET", "/v1/whoami") is None, "the owner's socket is the owner's"
 
+    expect_nobody_without_a_name(socket)
     own = client.jobs.submit(fields={**run, "name": "own", "env": {"DATA": "hush"}})
     refused = ask(socket, MEMBER, "POST", f"/v1/jobs/{own.id}/cancel")
     assert refused is not None
@@ -110,6 +116,13 @@ def test_a_member_is_who_the_kernel_says_and_others_do_not_get_in(client: Client
     did = {(one.action, one.outcome) for one in entries}
     assert did >= {("submit", "done"), ("cancel", f"refused: job {own.id} is root's")}
     assert all(", uid 1" in one.via for one in entries)
+
+
+def expect_nobody_without_a_name(socket: str) -> None:
+    uid = next(number for number in range(60_000, 65_000) if NAMES.of(number) is None)
+    refused = ask(socket, uid, "GET", "/v1/whoami", group=MEMBER)
+    assert refused is not None
+    assert refused["error"]["message"].startswith(f"user id {uid} has no name on the agent's machine")
 
 
 @contextmanager

@@ -22,6 +22,7 @@ from tests.rig.sshd import command
 from tests.rig.waiting import is_alive, wait_until
 from tests.rig.zookeeper import ZooKeeperServer
 from ugro.agent.discovery.watch import SourceWatch
+from ugro.core.support.inherited import INHERITED
 from ugro.nodes.discovery.candidates import Rules
 from ugro.nodes.discovery.command import CommandSource
 from ugro.nodes.discovery.consul import ConsulSource
@@ -78,6 +79,19 @@ async def test_a_program_that_fails_or_cannot_be_started_is_said(tmp_path: Path)
         await fails(watch, "./inventory ended with exit code 3: no token")
     async with watched(CommandSource(("./missing",), tmp_path, 1, 1)) as watch:
         await fails(watch, "./missing cannot be started: no such file")
+
+
+@in_loop
+async def test_a_program_gets_nothing_of_the_agents_environment_but_what_every_program_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hush")
+    monkeypatch.setenv("UGRO_HOME", "/state")
+    async with watched(inventory(tmp_path, "env >seen; echo '[\"gpu1\"]'")(5)) as watch:
+        await lists(watch, "gpu1")
+    found = dict(line.split("=", 1) for line in (tmp_path / "seen").read_text().splitlines())
+    assert found.keys() <= {*INHERITED, "PWD", "OLDPWD", "SHLVL", "_"}, "and what the shell adds"
+    assert (found["PATH"], found["UGRO_HOME"]) == (os.environ["PATH"], "/state")
 
 
 @in_loop

@@ -18,6 +18,11 @@ _AGENT = "src/ugro/agent/agent.py"
 
 MUTANTS = (
     Mutant(
+        "a part of a command is hidden",
+        (Edit(_ALLOWANCE, " and _IS_COMMAND.search(line) is None", ""),),
+        RULES,
+    ),
+    Mutant(
         "a cluster file from a folder is used without being asked for",
         (Edit("src/ugro/client/clusterfile.py", "is_asked_for=True, is_found=True)", "is_asked_for=True)"),),
         ALLOWED,

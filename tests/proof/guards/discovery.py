@@ -16,6 +16,11 @@ _CANDIDATES = "src/ugro/nodes/discovery/candidates.py"
 
 MUTANTS = (
     Mutant(
+        "a program that finds machines gets the agent's environment",
+        (Edit("src/ugro/nodes/discovery/command.py", "env=inherited(os.environ)", "env=None"),),
+        ("tests/integration/nodes/test_discovery_sources.py", "-k", "environment"),
+    ),
+    Mutant(
         "a machine joins with a host key that nobody accepted",
         (Edit("src/ugro/nodes/transport.py", "strict = _KNOWN_KEYS_ONLY if spec.found_by else {}", "strict = {}"),),
         CIRCLE,

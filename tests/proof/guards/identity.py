@@ -1,4 +1,4 @@
-"""The guards between users of one agent: roles, owners, private jobs, values, files and tokens."""
+"""The guards between users of one agent: roles, owners, private jobs, values, files and tokens; and of uploads."""
 
 from __future__ import annotations
 
@@ -16,6 +16,13 @@ ROLES = ("tests/integration/agent/test_roles.py",)
 OWN = ("tests/integration/agent/test_own_jobs.py",)
 THINGS = ("tests/integration/agent/test_own_things.py",)
 TOKENS = ("tests/unit/agent/test_identity.py",)
+OFFERED = ("tests/integration/agent/test_offered_files.py",)
+OFFERS = ("tests/unit/agent/test_client_files.py",)
+UPLOADS = ("tests/unit/agent/test_uploads.py",)
+OF_CLIENTS = ("tests/unit/client/remote/test_offer.py",)
+_OFFERS = "src/ugro/agent/support/client_files.py"
+_UPLOADS = "src/ugro/agent/code/uploads.py"
+_OF_CLIENTS = "src/ugro/client/remote/offer.py"
 
 MUTANTS = (
     Mutant("roles are not checked", (Edit(_RULES, "not caller.role.covers(access.role):", "False:"),), ROLES),
@@ -51,4 +58,24 @@ MUTANTS = (
         OWN,
     ),
     Mutant("nobody is known to the services", (Edit(_GATE, "        enter(caller)\n", ""),), OWN),
+    Mutant("whole hashes are seen", (Edit(_CALLER, "spec=known.spec.with_short_hashes", "spec=known.spec"),), OFFERED),
+    Mutant(
+        "a user id without a name is a member",
+        (Edit("src/ugro/agent/ops/team.py", "(str(uid) if shares else None)", "str(uid)"),),
+        OFFERED,
+    ),
+    Mutant("what was sent is everybody's", (Edit(_OFFERS, "self._known.get(user)", 'self._known.get("ann")'),), OFFERS),
+    Mutant("a request may be of any size", (Edit(_OFFERS, "+ size > _MOST_OF_AN_OFFER", "+ size < 0"),), OFFERS),
+    Mutant("more may come than was announced", (Edit(_UPLOADS, "if self._came > self._size:", "if False:"),), UPLOADS),
+    Mutant("uploads fill the store", (Edit(_UPLOADS, "stored + to_come > 2 * self._limit.bytes", "False"),), UPLOADS),
+    Mutant(
+        "a master may ask for the home folder",
+        (Edit(_OF_CLIENTS, "if what is not None and not self._is_named(path, words):", "if False:"),),
+        OF_CLIENTS,
+    ),
+    Mutant(
+        "a master may ask for code that is not to be sent",
+        (Edit(_OF_CLIENTS, "if not _sends_code(self.body):", "if False:"),),
+        OF_CLIENTS,
+    ),
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,23 +24,88 @@ def offer(**texts: str) -> Offer:
     return found
 
 
+def send(offers: Offers, key: str, user: str, text: str = "x") -> None:
+    found = offers.of(f"{key} laptop", user)
+    found.add(Item("text", "/a", text))
+    offers.keep(found)
+
+
+def is_kept(offers: Offers, key: str, user: str) -> bool:
+    try:
+        return bool(offers.of(f"{key} laptop", user).text("/a"))
+    except Wanted:
+        return False
+
+
 def test_each_request_has_what_was_sent_for_it_and_old_ones_are_forgotten() -> None:
     offers = Offers()
-    first = offers.of("k1 laptop")
-    first.add(Item("text", "/a", "x"))
-    assert offers.of("k1 laptop").text("/a") == "x"
+    send(offers, "k1", "ann")
+    assert offers.of("k1 laptop", "ann").text("/a") == "x"
     with pytest.raises(Wanted):
-        offers.of("k2 laptop").text("/a")
+        offers.of("k2 laptop", "ann").text("/a")
     for number in range(300):
-        offers.of(f"n{number} laptop")
+        send(offers, f"n{number}", "ann")
     with pytest.raises(Wanted):
-        offers.of("k1 laptop").text("/a")
+        offers.of("k1 laptop", "ann").text("/a")
+
+
+def test_nobody_has_or_pushes_out_what_another_has_sent() -> None:
+    offers = Offers()
+    send(offers, "k1", "ann")
+    assert not is_kept(offers, "k1", "bob"), "a key is its user's own"
+    for number in range(300):
+        send(offers, f"n{number}", "bob", "x" * (1 << 20))
+    for number in range(300):
+        offers.of(f"m{number} laptop", "ann")  # without anything that was sent
+    assert is_kept(offers, "k1", "ann")
+    kept = sum(is_kept(offers, f"n{number}", "bob") for number in range(300))
+    assert 16 <= kept <= 32, "the newest, of 32 MiB in all"
+
+
+def test_what_all_have_sent_together_is_bounded_and_who_has_most_loses_the_oldest() -> None:
+    offers = Offers()
+    send(offers, "k1", "small")
+    for user in "abcdefgh":
+        for number in range(31):
+            send(offers, f"n{number}", user, "x" * (1 << 20))
+    kept = {user: sum(is_kept(offers, f"n{number}", user) for number in range(31)) for user in "abcdefgh"}
+    assert 100 <= sum(kept.values()) <= 128, kept
+    assert min(kept.values()) >= 10, kept
+    assert is_kept(offers, "k1", "small")
+
+
+def test_one_request_does_not_fill_the_memory_whatever_it_sends() -> None:
+    deep: list[Any] = []
+    for _ in range(100_000):
+        deep = [deep]
+    too_large: tuple[Item, ...] = (
+        Item("code", "/x", [[] for _ in range(200_000)]),
+        Item("code", "/x", {"skipped": ["x" * (6 << 20)]}),
+        Item("folder", "/x", {"x" * (6 << 20): 1}),
+        Item("folder", "/x", deep),
+        Item("text", "/x", problem="x" * (6 << 20)),
+    )
+    for item in too_large:
+        found = offer()
+        with pytest.raises(UsageError, match="too large to take"):
+            found.add(item)
+        assert found.size == 0
+    found = offer()
+    for _ in range(50):
+        found.add(Item("text", "/same", "x" * (1 << 20)))
+    for number in range(14):
+        found.add(Item("text", f"/{number}", "x" * (1 << 20)))
+    with pytest.raises(UsageError, match="more than 16 MiB"):
+        found.add(Item("text", "/14", "x" * (1 << 20)))
+    assert 15 << 20 < found.size <= 16 << 20
+    found.forget("text", "/same")
+    found.add(Item("text", "/14", "x" * (1 << 20)))
 
 
 @pytest.mark.parametrize("header", ["", "key", "k ../x", "k a b", "k\n laptop", "x" * 100 + " a"])
 def test_a_header_of_somebody_else_is_refused(header: str) -> None:
     with pytest.raises(UsageError, match="invalid header"):
-        Offers().of(header)
+        Offers().of(header, "ann")
 
 
 def test_a_job_file_is_asked_for_although_there_is_one_of_that_name_here(tmp_path: Path) -> None:

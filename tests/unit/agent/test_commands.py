@@ -14,6 +14,7 @@ from tests.rig.waiting import is_alive, wait_until
 from ugro.agent.support import command, signed_post
 from ugro.agent.support.command import Ended
 from ugro.core.errors import TimedOut
+from ugro.core.support.inherited import INHERITED
 from ugro.telemetry.channels import SendFailure
 
 
@@ -37,7 +38,7 @@ def test_a_command_gets_nothing_of_the_agents_environment_but_what_every_program
     monkeypatch.setenv("LANG", "C.UTF-8")
     said = run(sys.executable, "-c", "import os; print(*map('='.join, os.environ.items()), sep='\\n')", folder=tmp_path)
     found = dict(line.split("=", 1) for line in said.said.splitlines())
-    assert found.keys() <= {*command.INHERITED, "WHO"}
+    assert found.keys() <= {*INHERITED, "WHO"}
     assert (found["PATH"], found["WHO"]) == (os.environ["PATH"], "ann")
     assert (found["UGRO_HOME"], found["LANG"]) == ("/state", "C.UTF-8")
 

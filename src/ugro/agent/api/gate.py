@@ -15,7 +15,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from ugro.agent.agent import Agent
 from ugro.agent.api.access_rules import Access, Kind, check_owner, check_role
 from ugro.agent.api.audit_trail import Peer
-from ugro.agent.ops.team import Team
+from ugro.agent.ops.team import NAMES, Team
 from ugro.agent.support.caller import enter
 from ugro.core.errors import NotAllowed
 from ugro.core.identity import Caller
@@ -36,7 +36,7 @@ class Gate:
         if access is not None and access.role is None:
             return
         if caller is None:
-            raise stranger()
+            raise stranger(request.scope.get("client"))
         check_role(caller, access)
         enter(caller)
         if access is not None and access.kind is not None and not caller.sees_all:
@@ -96,7 +96,10 @@ def who(scope: Scope) -> tuple[str, str]:
     return "", f"{client[0]}" if client else "unknown"
 
 
-def stranger() -> NotAllowed:
+def stranger(client: object) -> NotAllowed:
+    if isinstance(client, Peer) and NAMES.of(client.uid) is None:
+        hint = "if there is such an account, the user database of that machine does not answer: try again in a minute"
+        return NotAllowed(f"user id {client.uid} has no name on the agent's machine, and so no role", hint=hint)
     return NotAllowed("you may not use this agent", hint="its owner can add you to the team: see docs/team.md")
 
 

@@ -16,11 +16,13 @@ from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from ugro.agent.api.gate import CALLER
 from ugro.agent.api.responses import Body, json_response
 from ugro.agent.code.service import Code
 from ugro.agent.code.uploads import Uploads
 from ugro.agent.support.client_files import HEADER, KINDS, Item, Offers, remote_client, serving
 from ugro.core.errors import NotAllowed, UgroError, UsageError
+from ugro.core.identity import Caller
 from ugro.core.support.codec import dumps
 
 UPLOAD_PATH = "/v1/remote/trees"
@@ -50,8 +52,9 @@ class RemoteClients:
         if header is None:
             await self._app(scope, receive, send)
             return
+        caller: Caller | None = scope.get(CALLER)
         try:
-            offer = self._offers.of(header)
+            offer = self._offers.of(header, caller.user if caller is not None else "")
             _refuse(scope)
         except UgroError as error:
             status = 400 if isinstance(error, UsageError) else 403
@@ -94,7 +97,7 @@ def add_remote_routes(app: FastAPI, code: Code) -> None:
     @app.post("/v1/remote/items", status_code=204)
     async def offer(body: ItemsBody) -> None:
         """Files and folders for the request that has the same key."""
-        _take(body.items)
+        _take(code.offers, body.items)
 
     @app.post("/v1/remote/known")
     async def known(body: KnownBody) -> Response:
@@ -114,7 +117,7 @@ def add_remote_routes(app: FastAPI, code: Code) -> None:
         return json_response(await uploads(store).receive(root, bytes, _pieces(request)))
 
 
-def _take(items: list[ItemBody]) -> None:
+def _take(offers: Offers, items: list[ItemBody]) -> None:
     found = remote_client()
     if found is None:
         raise UsageError(f"the header {HEADER} is missing")
@@ -122,6 +125,7 @@ def _take(items: list[ItemBody]) -> None:
         if item.what not in KINDS or (isinstance(item.value, str) and len(item.value) > _MOST_TEXT):
             raise UsageError(f"{item.path[:200]}: cannot be taken")
         found.add(Item(item.what, item.path, item.value, item.problem))
+    offers.keep(found)
 
 
 async def _hashes(request: Request) -> bytes:

@@ -106,9 +106,9 @@ def _names(folder: Path) -> list[bytes]:
 
 
 def write_config(folder: Path, job: Job, plan: Plan | None) -> None:
-    """The spec of the job and the plan of its newest attempt, without secrets. Blocks."""
+    """The spec of the job and the plan of its newest attempt, without secrets: others may read it. Blocks."""
     environment = job.spec.environment.masked if job.spec.environment else None
-    spec = asdict(replace(job.spec, env=(), environment=environment))
+    spec = asdict(replace(job.spec.with_short_hashes, env=(), environment=environment))
     document: dict[str, Any] = {
         "id": job.id,
         "name": job.spec.name,

@@ -16,6 +16,7 @@ from typing import Any
 from ugro.agent.artifacts.inline_logs import SmallLogs
 from ugro.agent.artifacts.log_index import LogIndex, last_lines, line_begin
 from ugro.agent.artifacts.log_mirror import LogMirror
+from ugro.agent.support.caller import shown
 from ugro.agent.support.change_signal import ChangeSignal, wait_for_any
 from ugro.core.errors import NotFound, UgroError, Unreachable
 from ugro.core.job import Attempt, Job, Launcher
@@ -163,7 +164,7 @@ class _Reading:
         if not self._wanted.with_moves or state == self._sent_state:
             return []
         self._sent_state = state
-        return [wire.frame(wire.RESULT, 0, dumps(job).encode())]
+        return [wire.frame(wire.RESULT, 0, dumps(shown(job)).encode())]
 
     def read(self) -> list[bytes]:
         """Some bytes of every rank: none has to wait for one that writes without end."""

@@ -17,7 +17,7 @@ from typing import Any
 from ugro.agent.code.folder_request import folder_request
 from ugro.agent.code.folder_transfer import FolderTransfers
 from ugro.agent.code.snapshot_store import Reading, SnapshotRequest, SnapshotStore, StoredSnapshot
-from ugro.agent.code.uploads import Uploads
+from ugro.agent.code.uploads import Limit, Uploads, as_sent
 from ugro.agent.support.caller import expect_files, is_vouched
 from ugro.agent.support.client_files import FOLDER, Offer, remote_client
 from ugro.agent.tracking.cluster import Cluster
@@ -25,7 +25,6 @@ from ugro.core.code import Tidied
 from ugro.core.errors import UgroError, UsageError
 from ugro.core.folder import Folder
 from ugro.core.job import Job
-from ugro.core.support.codec import decode
 from ugro.core.support.progress import together
 from ugro.nodes.runs import Identity
 from ugro.remote import disk
@@ -77,8 +76,8 @@ class Folders:
         """As a client on another machine has sent it."""
         key = f"{name}={path}"  # a client may name one folder twice
         params = {"name": name, "folder": path, "max_bytes": self.cluster.config.sync.folder_limit}
-        found = decode(Folder, offer.folder(key, params))
-        if not self._snapshots.has(found.tree):  # it was removed since
+        found = as_sent(Folder, offer.folder(key, params))
+        if not self.uploads.has(found.tree):  # it was removed since
             offer.forget(FOLDER, key)
             return self._offered(offer, name, path)
         return found
@@ -86,7 +85,8 @@ class Folders:
     @property
     def uploads(self) -> Uploads:
         """For clients on other machines."""
-        return Uploads(self._snapshots, self._transfers.lock.shared)
+        limit = Limit(self.cluster.config.sync.folder_limit, "sync.folder_limit")
+        return Uploads(self._snapshots, self._transfers.lock.shared, limit, lambda: self._soon(self._make_room()))
 
     def _request(self, name: str, path: Path, reading: Reading) -> SnapshotRequest:
         reading.expect_room = self._expect_room

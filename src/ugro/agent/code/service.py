@@ -20,7 +20,7 @@ from ugro.agent.code.sdk import Sdk
 from ugro.agent.code.snapshot_store import EMPTY, SnapshotRequest, SnapshotStore, StoredSnapshot
 from ugro.agent.code.transfer import CodeTransfers
 from ugro.agent.code.transfer_preview import preview
-from ugro.agent.code.uploads import Uploads
+from ugro.agent.code.uploads import Limit, Uploads, as_sent
 from ugro.agent.support.aio import to_the_end
 from ugro.agent.support.caller import expect_files
 from ugro.agent.support.client_files import CODE, Offer, Offers, remote_client
@@ -28,7 +28,6 @@ from ugro.agent.tracking.cluster import Cluster
 from ugro.core.code import Snapshot, SyncReport, SyncTotals, Tidied, both
 from ugro.core.errors import UgroError
 from ugro.core.job import FINAL_STATES, Imports, Job, JobSpec, JobState
-from ugro.core.support.codec import decode
 from ugro.core.support.progress import together
 from ugro.core.support.state_dir import StateDir
 from ugro.nodes.runs import Identity
@@ -88,8 +87,8 @@ class Code:
             "force": force,
             "without": without,
         }
-        found = decode(Snapshot, offer.code(str(folder), params))
-        if found.id == EMPTY or self._snapshots.has(found.id):
+        found = as_sent(Snapshot, offer.code(str(folder), params))
+        if found.id == EMPTY or self.uploads.has(found.id):
             return found
         offer.forget(CODE, str(folder))  # it was removed since
         return self._offered(offer, folder, force, without)
@@ -97,7 +96,9 @@ class Code:
     @property
     def uploads(self) -> Uploads:
         """For clients on other machines."""
-        return Uploads(self._snapshots, self._transfers.lock.shared)
+        sync = self._cluster.config.sync  # with --force, code may be larger than max_size
+        limit = Limit(max(sync.max_size, sync.store_limit), "sync.store_limit")
+        return Uploads(self._snapshots, self._transfers.lock.shared, limit, self._make_room_soon)
 
     async def take_files(self, folder: Path) -> str:
         """Stores a folder of our own, every file of it; the hash of its tree."""

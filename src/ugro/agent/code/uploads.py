@@ -1,24 +1,31 @@
 """Receives code and folders of clients on other machines into the stores from which nodes get them.
 
-The same stream as to a node: contents by hash, each checked. An upload that is cut off keeps what has arrived.
+The same stream as to a node: contents by hash, each checked. An upload that is cut off keeps what has arrived. A client
+is not trusted with the disk: what is unpacked is counted, against what it announced and what the store may have.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from ugro.agent.code.snapshot_store import SnapshotStore
 from ugro.core.errors import UgroError, UsageError
-from ugro.remote import trees
+from ugro.core.support.codec import DecodeError, decode
+from ugro.core.support.quantity import format_size
+from ugro.remote import disk, trees
 from ugro.remote.cas.packs import Lacking, PackWriter
 from ugro.remote.cas.stream import BlockReader, StreamError
 from ugro.remote.program import Refused
 
+T = TypeVar("T")
+
 _AT_ONCE = 1 << 20  # bytes that are written in one go
+_LOOK_BYTES = 8 << 20  # after so many, the room on the disk is looked at again: others write, too
 _MOST_LACKING = 8000  # named in one answer
 _ROOM_HINT = "make room on the master, or free some there: ugro node gc"
 
@@ -36,18 +43,44 @@ def parsed_id(text: str) -> bytes:
         raise UsageError(f"not the hash of a tree: {text[:80]!r}") from error
 
 
-class Uploads:
-    """``exclusive``: keeps others from deleting meanwhile; an asynchronous context manager each time."""
+def as_sent(cls: type[T], value: Any) -> T:
+    """What a client says of something that it has sent. Raises UsageError."""
+    try:
+        return decode(cls, value)
+    except DecodeError as error:
+        raise UsageError(f"this is not what was asked for: {error}") from error
 
-    def __init__(self, snapshots: SnapshotStore, shared: Any) -> None:
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """How much the store keeps. With what arrives it may have twice that, until old trees are removed."""
+
+    bytes: int
+    name: str  # of the setting
+
+
+class Uploads:
+    """``shared``: keeps others from deleting meanwhile. ``make_room``: called when something came, or does not fit."""
+
+    def __init__(
+        self,
+        snapshots: SnapshotStore,
+        shared: Callable[[], AbstractAsyncContextManager[None]],
+        limit: Limit,
+        make_room: Callable[[], None],
+    ) -> None:
         self._snapshots = snapshots
         self._shared = shared
+        self._limit = limit
+        self._make_room = make_room
+
+    def has(self, root: str) -> bool:
+        """Whether a tree that a client names is complete. Raises UsageError. Blocks."""
+        return self._snapshots.store.has_root(parsed_id(root))
 
     async def known(self, root: str, others: Sequence[str]) -> tuple[bool, str | None]:
         """Whether the tree is here, and the first of some others that is."""
-        found = await asyncio.to_thread(
-            lambda: [one for one in (root, *others) if self._snapshots.store.has_root(parsed_id(one))]
-        )
+        found = await asyncio.to_thread(lambda: [one for one in (root, *others) if self.has(one)])
         return root in found, next((one for one in found if one != root), None)
 
     async def missing(self, ids: bytes) -> bytes:
@@ -66,10 +99,17 @@ class Uploads:
         return bytes(bits)
 
     async def receive(self, root: str, size: int, pieces: AsyncIterator[bytes]) -> Received:
-        receiving = _Receiving(self._snapshots, parsed_id(root))
+        """``size``: of all contents, without compression. Raises UsageError for more, UgroError if there is no room."""
+        receiving = _Receiving(self._snapshots, parsed_id(root), size, self._limit)
+        received = await self._received(receiving, pieces)
+        if not received.lacking:  # else the rest follows, and what is here must stay until then
+            self._make_room()
+        return received
+
+    async def _received(self, receiving: _Receiving, pieces: AsyncIterator[bytes]) -> Received:
         async with self._shared():
             try:
-                await asyncio.to_thread(receiving.begin, size)
+                await asyncio.to_thread(receiving.begin)
                 buffer = bytearray()
                 async for piece in pieces:
                     buffer += piece
@@ -80,6 +120,7 @@ class Uploads:
             except StreamError as error:
                 raise UgroError(f"the code was damaged on its way: {error}", hint="try again") from error
             except Refused as error:
+                self._make_room()
                 raise UgroError(str(error), hint=_ROOM_HINT) from error
             except OSError as error:
                 text = f"the code cannot be stored on the master: {(error.strerror or str(error)).lower()}"
@@ -91,23 +132,41 @@ class Uploads:
 class _Receiving:
     """One upload, in threads, one call at a time."""
 
-    def __init__(self, snapshots: SnapshotStore, root: bytes) -> None:
+    def __init__(self, snapshots: SnapshotStore, root: bytes, size: int, limit: Limit) -> None:
         self._snapshots = snapshots
         self._root = root
+        self._size = size
+        self._limit = limit
+        self._came = 0  # bytes of contents so far
+        self._looked_at = 0  # how many there were then
         self._reader = BlockReader()
         self._writer: PackWriter | None = None
         self._stack = contextlib.ExitStack()
 
-    def begin(self, size: int) -> None:
+    def begin(self) -> None:
         with self._snapshots.alone():
             store = self._stack.enter_context(self._snapshots.using())
-            store.expect_room(size)
+            self._expect_room()
             self._writer = PackWriter(store)
 
     def feed(self, piece: bytes) -> None:
         assert self._writer is not None
         for key, kind, content in self._reader.feed(piece):
+            self._came += len(content)
+            if self._came > self._size:  # before it is written: a block can be a thousand times what was sent
+                raise UsageError(f"more was sent than the {self._size} bytes that were announced")
+            if self._came - self._looked_at > _LOOK_BYTES:
+                self._looked_at = self._came
+                self._expect_room()
             self._writer.add(key, kind, content)
+
+    def _expect_room(self) -> None:
+        """For what is still to come: on the disk, and in the store."""
+        to_come, stored = self._size - self._came, self._snapshots.size_bytes()
+        if stored + to_come > 2 * self._limit.bytes:
+            text = f"too much for the master: it has {format_size(stored)}, and {format_size(to_come)} are to come"
+            raise Refused(disk.NO_SPACE, f"{text}; {self._limit.name} is {format_size(self._limit.bytes)}")
+        self._snapshots.store.expect_room(to_come)
 
     def finish(self, piece: bytes) -> Received:
         self.feed(piece)

@@ -229,7 +229,7 @@ class ResultService:
 
     def _parts(self, job: Job, folder: Path, attempt: int) -> Iterator[Part]:
         newest, checkpoints = attempt_folder(folder, attempt), job.spec.checkpoint.name
-        if caller.shown(job) is job:  # it has the values of the job's variables, which are its user's
+        if not caller.hides_values(job):  # it has the values of the job's variables, which are its user's
             is_theirs = (newest / "output" / CONFIG).exists()
             yield Part("job." + CONFIG if is_theirs else CONFIG, str(folder / CONFIG))
         yield Part("logs", str(newest / "logs"))

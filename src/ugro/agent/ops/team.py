@@ -2,18 +2,50 @@
 
 from __future__ import annotations
 
-import functools
 import grp
 import os
 import pwd
 import time
+from collections.abc import Callable
 
 from ugro.agent.tracking.cluster import Cluster
 from ugro.core.finding import Finding, Grade
 from ugro.core.identity import ApiToken, Caller, Role, least
 
 _KNOWN_S = 30.0  # how long a look into the user database holds: it may be far away
+_MOST_NAMES = 1024
 ROOT = 0
+
+
+def _looked_up(uid: int) -> str | None:
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return None
+
+
+class UserNames:
+    """What user ids are called now: an account can go, and its id be another's."""
+
+    def __init__(
+        self, look: Callable[[int], str | None] = _looked_up, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._look = look
+        self._clock = clock
+        self._known: dict[int, tuple[float, str | None]] = {}
+
+    def of(self, uid: int) -> str | None:
+        """None: nobody has it, or the user database does not answer, which looks the same."""
+        until, name = self._known.get(uid, (float("-inf"), None))
+        if until <= self._clock():
+            name = self._look(uid)
+            while len(self._known) >= _MOST_NAMES:
+                del self._known[next(iter(self._known))]
+            self._known[uid] = (self._clock() + _KNOWN_S, name)
+        return name
+
+
+NAMES = UserNames()
 
 
 class Team:
@@ -32,8 +64,11 @@ class Team:
 
         ``is_of_team``: of the team's socket, which the kernel lets only members of the group open.
         """
-        user, shares = user_name(uid), uid in (self.uid, ROOT)
+        shares = uid in (self.uid, ROOT)
         if not shares and not (is_of_team and self.group is not None):
+            return None
+        user = self.owner if uid == self.uid else NAMES.of(uid) or (str(uid) if shares else None)
+        if user is None:  # roles are given to names: without one, default_role could be more than theirs
             return None
         role = Role.ADMIN if shares else self._role_of_member(user)
         via = f"pid {pid}" if uid == self.uid else f"pid {pid}, uid {uid}"
@@ -89,9 +124,6 @@ def is_member(user: str, group: str) -> bool:
         return False
 
 
-@functools.lru_cache(1024)
 def user_name(uid: int) -> str:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)
+    """For people."""
+    return NAMES.of(uid) or str(uid)

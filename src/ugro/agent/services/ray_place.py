@@ -65,6 +65,7 @@ class RayPlaces:
         may_change = cluster.user in (service.user, service.ray.user)
         knows = cluster.user == service.user or cluster.environment == job.environment
         _expect_usable(cluster, may_change=may_change, knows=knows)
+        self._clusters.expect_open_to(cluster, service.user)
         own = {
             "RAY_ADDRESS": f"{cluster.head.address}:{cluster.head.port}",
             _FAMILY: f"ugro-{service.key}",

@@ -98,10 +98,17 @@ def knows_values_of(user: str) -> bool:
 
 
 def shown(job: Job) -> Job:
-    """Without the values of its environment, unless they are the caller's own."""
-    if knows_values_of(job.user) or not (job.spec.env or job.spec.environment):
+    """Without what is its user's alone, unless that is the caller: values of its environment, and whole hashes."""
+    spec = job.spec
+    if knows_values_of(job.user) or not (spec.env or spec.environment or spec.snapshot or spec.folders):
         return job
-    return without_values(job)
+    known = without_values(job)
+    return replace(known, spec=known.spec.with_short_hashes)
+
+
+def hides_values(job: Job) -> bool:
+    """Whether its environment has values that are not the caller's to see."""
+    return not knows_values_of(job.user) and bool(job.spec.env or job.spec.environment)
 
 
 def without_values(job: Job) -> Job:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -21,9 +22,13 @@ HEADER = "ugro-remote"  # of every request: a key for what it has sent, and the 
 TEXT, HASH, PLACE, CODE, FOLDER = "text", "hash", "place", "code", "folder"
 KINDS = frozenset({TEXT, HASH, PLACE, CODE, FOLDER})
 _VALUE = re.compile(r"([0-9A-Za-z-]{1,64}) ([0-9A-Za-z._-]{1,64})")
-_MOST_OFFERS = 200
 _MOST_ITEMS = 2000  # of one request
-_MOST_BYTES = 64 << 20  # of all texts together
+# In memory. A text of 1 MiB takes up to four times as much.
+_MOST_OF_AN_ITEM = 5 << 20
+_MOST_OF_AN_OFFER = 16 << 20
+_MOST_OFFERS = 200  # of one user
+_MOST_OF_A_USER = 32 << 20
+_MOST_OF_ALL = 128 << 20
 
 _client: ContextVar[Offer | None] = ContextVar("client", default=None)
 
@@ -44,20 +49,29 @@ class Offer:
 
     key: str
     machine: str
+    user: str = ""
     _items: dict[tuple[str, str], Item] = field(default_factory=dict)
+    _sizes: dict[tuple[str, str], int] = field(default_factory=dict)
 
     @property
     def size(self) -> int:
-        """Bytes of texts, about."""
-        return sum(len(item.value) for item in self._items.values() if isinstance(item.value, str))
+        """Bytes in memory, about."""
+        return sum(self._sizes.values())
 
     def add(self, item: Item) -> None:
+        """Raises UsageError for more than one request may send."""
+        key, size = (item.what, item.path), _size_of(item)
+        if size > _MOST_OF_AN_ITEM:
+            raise UsageError(f"{item.path[:200]}: too large to take: {size} bytes (limit {_MOST_OF_AN_ITEM})")
         if len(self._items) >= _MOST_ITEMS:
             raise UsageError(f"more than {_MOST_ITEMS} files for one request")
-        self._items[item.what, item.path] = item
+        if self.size - self._sizes.get(key, 0) + size > _MOST_OF_AN_OFFER:
+            raise UsageError(f"the files of one request are too large: more than {_MOST_OF_AN_OFFER >> 20} MiB")
+        self._items[key], self._sizes[key] = item, size
 
     def forget(self, what: str, path: str) -> None:
         self._items.pop((what, path), None)
+        self._sizes.pop((what, path), None)
 
     def text(self, path: str) -> str:
         return str(self._value(TEXT, path))
@@ -86,25 +100,46 @@ class Offer:
 
 
 class Offers:
-    """The newest ones; an older one is asked for again."""
+    """The newest ones of each user; an older one is asked for again. Nobody's push out those of others."""
 
     def __init__(self) -> None:
-        self._known: OrderedDict[str, Offer] = OrderedDict()
+        self._known: dict[str, OrderedDict[str, Offer]] = {}
 
-    def of(self, header: str) -> Offer:
-        """Raises UsageError for a header that is none of ours."""
+    def of(self, header: str, user: str) -> Offer:
+        """Kept only once something was sent for it. Raises UsageError for a header that is none of ours."""
         if (found := _VALUE.fullmatch(header)) is None:
             raise UsageError(f"invalid header {HEADER}")
         key, machine = found.groups()
-        offer = self._known.setdefault(key, Offer(key, machine))
-        self._known.move_to_end(key)
-        while len(self._known) > 1 and (len(self._known) > _MOST_OFFERS or self._size > _MOST_BYTES):
-            self._known.popitem(last=False)
-        return offer
+        kept = self._known.get(user)
+        return (kept and kept.get(key)) or Offer(key, machine, user)
 
-    @property
-    def _size(self) -> int:
-        return sum(one.size for one in self._known.values())
+    def keep(self, offer: Offer) -> None:
+        """For the request that follows. A route calls this, so that only those who may submit have any."""
+        own = self._known.setdefault(offer.user, OrderedDict())
+        own[offer.key] = offer
+        own.move_to_end(offer.key)
+        while len(own) > _MOST_OFFERS or _size(own) > _MOST_OF_A_USER:
+            own.popitem(last=False)
+        while sum(map(_size, self._known.values())) > _MOST_OF_ALL:
+            max(self._known.values(), key=_size).popitem(last=False)
+
+
+def _size(offers: Mapping[str, Offer]) -> int:
+    return sum(one.size for one in offers.values())
+
+
+def _size_of(item: Item) -> int:
+    """In memory. Not by recursion: how deep it goes is the client's choice."""
+    todo: list[Any] = [item.path, item.value, item.problem]
+    size = 0
+    while todo:
+        one = todo.pop()
+        size += sys.getsizeof(one)
+        if isinstance(one, Mapping):
+            todo += [*one, *one.values()]
+        elif isinstance(one, list | tuple):
+            todo += one
+    return size
 
 
 @contextmanager

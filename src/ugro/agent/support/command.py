@@ -16,14 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ugro.core.errors import TimedOut, UgroError
+from ugro.core.support.inherited import INHERITED
 
 _MOST_OUTPUT = 16 * 1024
 _MOST_LINE = 200
 _END_S = 15.0
-INHERITED = (
-    *("PATH", "HOME", "USER", "LOGNAME", "SHELL", "TMPDIR", "TZ", "LANG", "LC_ALL", "LC_CTYPE"),
-    "UGRO_HOME",  # so that the command's own ugro finds this agent
-)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """Sends what the agent on a master asks for of this machine: a job's file, its code, its folders.
 
-It sends only what the command names. A master that asks for anything else, such as a private key, is refused.
+It sends only what the command names. A master that asks for anything else, such as a private key, is refused; so is one
+that asks for all of a home folder because a command was typed there, or for the code of a command that sends none.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from ugro.core.support.state_dir import StateDir
 
 _MOST_TEXT = 1 << 20
 _WORDS = re.compile(r"[\s\"'=,:;()\[\]{}]+")
+_PAIR = re.compile(r"""([\w-]+)["']?\s*:\s*["']?([^\s"'#,{}\[\]]+)""")  # a key and its value, in a job file
+_COMMENT = re.compile(r"(?:^|(?<=\s))#.*", re.MULTILINE)
 _BESIDE_A_LOCK = "pyproject.toml"
 
 
@@ -33,10 +36,21 @@ class Offer:
     send: Callable[[dict[str, Any]], None]
     _words: set[str] = field(default_factory=set)
     _folders: set[str] = field(default_factory=set)  # in which a relative path may begin
+    # Words that name a folder as that of the code, or as one of the job's folders.
+    _as_code: set[str] = field(default_factory=set)
+    _as_folder: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         for key, text in _strings(self.body):
-            self._words |= {text, *_WORDS.split(text)}
+            if key != "here":  # where the command was typed is not what it names
+                self._words |= {text, *_WORDS.split(text)}
+            if key == "workdir":
+                self._as_code.add(text)
+            if key == "text":
+                self._note_pairs(text)
+            if key == "folder":
+                self._as_code.add(text)
+                self._as_folder |= {text, text.partition("=")[2]}
             if key in ("here", "folder"):
                 self._folders.add(os.path.normpath(text))
             elif key == "file":
@@ -61,11 +75,30 @@ class Offer:
             case "place":
                 return why_left_alone(path, self.home)
             case "code":
+                if not _sends_code(self.body):
+                    raise NotAllowed(f"the master asks for the code in {path}, and this command sends none")
+                self._expect_meant(path, self._as_code, "--workdir PATH")
                 self._folders.add(os.path.normpath(path))
                 return asdict(self.trees.code(path, wanted.params))
             case "folder":
+                if not self._is_named(path, self._words):
+                    raise _not_named(path)
+                self._expect_meant(path, self._as_folder, "--folder NAME=PATH")
                 return asdict(self.trees.folder(str(wanted.params.get("name")), Path(path), wanted.params))
         raise UgroError(f"the agent asks for {wanted.what!r}, which this version cannot send", hint="update ugro here")
+
+    def _expect_meant(self, path: str, words: set[str], option: str) -> None:
+        """That nobody means a whole home folder is decided here: a master may not be honest."""
+        what = why_left_alone(path, self.home)
+        if what is not None and not self._is_named(path, words):
+            text = f"the master asks for all of {path}, which is {what}: it is not sent as a whole"
+            raise NotAllowed(text, hint=f"if you mean it, name it: {option}")
+
+    def _note_pairs(self, text: str) -> None:
+        """Of the file of a job or a service."""
+        pairs = _PAIR.findall(_COMMENT.sub("", text))
+        self._as_code |= {value for name, value in pairs if name == "workdir"}
+        self._as_folder |= {value for _, value in pairs}
 
     def _text(self, path: str) -> str:
         with open(path, "rb") as file:
@@ -78,6 +111,7 @@ class Offer:
             raise OSError("not a text in UTF-8") from None
         # What it names may be asked for next.
         self._words |= {*_WORDS.split(text), *(line.strip() for line in text.splitlines())}
+        self._note_pairs(text)
         folder = os.path.normpath(os.path.dirname(path))
         self._folders.add(folder)
         self._words.add(os.path.join(folder, _BESIDE_A_LOCK))
@@ -86,23 +120,27 @@ class Offer:
     def _named(self, wanted: Wanted) -> str:
         asked = str(wanted.params.get("folder") or wanted.path)
         for path in (asked, _in_own_home(asked, wanted.params.get("home"))):
-            if path is not None and os.path.isabs(path) and self._is_named(path):
+            if path is None or not os.path.isabs(path):
+                continue
+            if os.path.normpath(path) in self._folders or self._is_named(path, self._words):
                 return path
-        raise NotAllowed(
-            f"the master asks for {asked[:300]}, which this command does not name: it is not sent",
-            hint="if you mean it, name it by its whole path",
-        )
+        raise _not_named(asked)
 
-    def _is_named(self, path: str) -> bool:
+    def _is_named(self, path: str, words: set[str]) -> bool:
         whole = os.path.normpath(path)
-        if whole in self._folders:
-            return True
-        named = (os.path.expanduser(word) for word in self._words)
+        named = (os.path.expanduser(word) for word in words if word)
         return any(os.path.normpath(os.path.join(folder, word)) == whole for word in named for folder in self._places)
 
     @property
     def _places(self) -> set[str]:
         return self._folders or {"/"}
+
+
+def _not_named(asked: str) -> NotAllowed:
+    return NotAllowed(
+        f"the master asks for {asked[:300]}, which this command does not name: it is not sent",
+        hint="if you mean it, name it by its whole path",
+    )
 
 
 def why_left_alone(folder: str, home: StateDir) -> str | None:
@@ -112,6 +150,14 @@ def why_left_alone(folder: str, home: StateDir) -> str | None:
             if os.path.samefile(folder, place):
                 return what
     return None
+
+
+def _sends_code(body: Any) -> bool:
+    """Whether a command may send any: a sync of a folder, or jobs of which one is without --no-sync and --cwd."""
+    if isinstance(body, Mapping) and "folder" in body:
+        return True
+    jobs = [one["fields"] for one in _maps(body) if isinstance(one.get("fields"), Mapping)]
+    return any(fields.get("sync") is not False and fields.get("cwd") is None for fields in jobs)
 
 
 def _in_own_home(asked: str, theirs: object) -> str | None:
@@ -124,6 +170,15 @@ def _in_own_home(asked: str, theirs: object) -> str | None:
 def _digest(path: str) -> str:
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _maps(value: Any) -> Iterator[Mapping[str, Any]]:
+    if isinstance(value, Mapping):
+        yield value
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        for inner in value:
+            yield from _maps(inner)
 
 
 def _strings(value: Any, key: str = "") -> Iterator[tuple[str, str]]:

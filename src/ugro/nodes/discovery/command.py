@@ -11,6 +11,7 @@ from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from ugro.core.support.inherited import inherited
 from ugro.nodes.discovery.source import Offer, Offers, SourceDown
 
 _MOST_BYTES = 4 * 1024 * 1024
@@ -43,6 +44,7 @@ class CommandSource:
             process = await asyncio.create_subprocess_exec(
                 *self.argv,
                 cwd=self.folder,
+                env=inherited(os.environ),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,

@@ -18,6 +18,7 @@ from ugro.policy.experiments.columns import best_of, metric_order
 PARAMETER = "parameter "
 METRIC = "metric "
 _DEFAULT = "default"  # a setting that a job leaves out
+_NOT_SENT = "not sent"
 _MOST_METRICS = 60
 
 
@@ -47,7 +48,7 @@ class Row:
 
 def compare(sides: Sequence[Side]) -> tuple[Row, ...]:
     """Every fact that any job has, whether it differs or not."""
-    hidden = _hidden(sides)
+    instead = {"code": _code_row(sides), **_hidden(sides)}
     rows = [
         *_rows([dict(_parameters(side)) for side in sides]),
         *_rows([dict(_about(side)) for side in sides]),
@@ -56,7 +57,7 @@ def compare(sides: Sequence[Side]) -> tuple[Row, ...]:
         *_rows([dict(_outcome(side)) for side in sides]),
         *_metric_rows(sides),
     ]
-    return tuple(hidden.get(row.key, row) for row in rows)
+    return tuple(instead.get(row.key, row) for row in rows)
 
 
 def _rows(facts: Sequence[Mapping[str, str]], missing: str | None = None) -> Iterator[Row]:
@@ -89,6 +90,13 @@ def _hidden(sides: Sequence[Side]) -> dict[str, Row]:
     return found
 
 
+def _code_row(sides: Sequence[Side]) -> Row:
+    """The hashes of others' code are cut short. If one is, all are: the same code looks the same then, too."""
+    known = [side.job.spec.snapshot for side in sides]
+    length = min((len(one) for one in known if one), default=0)
+    return Row("code", tuple(one[:length] if one else _NOT_SENT for one in known))
+
+
 def _parameters(side: Side) -> Iterator[tuple[str, str]]:
     """Variables have rows of their own."""
     return ((PARAMETER + name, value) for name, value in side.parameters.items() if not name.startswith("env."))
@@ -99,7 +107,7 @@ def _about(side: Side) -> Iterator[tuple[str, str]]:
     yield "name", spec.name
     yield "state", job.state
     yield "command", shlex.join(spec.argv)
-    yield "code", spec.snapshot or "not sent"
+    yield "code", spec.snapshot or _NOT_SENT
     if spec.cwd is not None:
         yield "cwd", spec.cwd
     if job.origin is not None:

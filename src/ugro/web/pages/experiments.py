@@ -75,8 +75,8 @@ def _add_compare(app: FastAPI, site: Site, experiments: Experiments) -> None:
             numbers = await asyncio.to_thread(experiment_table.comparable, wanted.q, everything, time.time())
         runs = _found(numbers, everything)
         are_few = len(runs) <= comparison.MOST_SIDE_BY_SIDE
-        jobs = [shown(await site.agent.store.jobs.get(one.id)) for one in runs] if are_few else []
-        rows = await site.agent.results.compare(jobs) if len(jobs) > 1 else ()
+        jobs = [await site.agent.store.jobs.get(one.id) for one in runs] if are_few else []
+        rows = await site.agent.results.compare([shown(job) for job in jobs]) if len(jobs) > 1 else ()
         return await site.render(
             request,
             "compare.html",

@@ -128,6 +128,47 @@ def test_the_home_folder_is_never_sent_as_a_whole(home: Path) -> None:
     assert why_left_alone(str(home / "project"), StateDir(home / ".ugro")) is None
 
 
+@pytest.mark.parametrize("what", ["code", "folder"])
+def test_a_master_that_asks_for_all_of_the_home_folder_does_not_get_it(home: Path, what: str) -> None:
+    asked = Wanted(what, str(home), {**RULES, "name": "data", "max_bytes": 10**9})
+    file = home / "job.yaml"
+    file.write_text("# all of it: / or .\nscript: train.py\ncommand: cd / && ls .\n")
+    offer, sent = offer_of(home, {"here": str(home), "file": str(file), "fields": {"command": ["ls", ".", "/"]}})
+    offer.provide(Wanted("place", str(home)))
+    offer.provide(Wanted("text", str(file)))
+    for path in (str(home), "/"):
+        with pytest.raises(NotAllowed, match="not sent"):
+            offer.provide(Wanted(what, path, asked.params))
+    assert ([item["what"] for item in sent.items], sent.asked, sent.uploaded) == (["place", "text"], [], {})
+    named: dict[str, Any] = {"workdir": "."} if what == "code" else {"folder": ["data=."]}
+    in_file = "workdir: ." if what == "code" else "folders: {data: .}"
+    file.write_text(f"script: train.py\n{in_file}\n")
+    for body in ({"here": str(home), "fields": named}, {"here": str(home), "file": str(file), "fields": {}}):
+        offer, sent = offer_of(home, body)
+        if "file" in body:
+            offer.provide(Wanted("text", str(file)))
+        offer.provide(asked)
+        assert sent.items[-1]["what"] == what, "they mean it"
+
+
+def test_a_command_that_sends_no_code_does_not_send_it_because_a_master_asks(home: Path) -> None:
+    project = home / "project"
+    (project / "data").mkdir()
+    folder = {**RULES, "name": "data", "max_bytes": 10**9}
+    for fields in ({"command": ["ls"], "sync": False}, {"command": ["ls"], "cwd": "/data"}):
+        offer, sent = offer_of(home, submit(home, fields=fields))
+        with pytest.raises(NotAllowed, match="this command sends none"):
+            offer.provide(Wanted("code", str(project), RULES))
+        with pytest.raises(NotAllowed, match="does not name"):
+            offer.provide(Wanted("folder", str(project), folder))
+        assert (sent.items, sent.asked, sent.uploaded) == ([], [], {})
+    without = {"here": str(project), "fields": {"sync": False}}
+    for body in ({"folder": str(project)}, {"jobs": [without, {"here": str(project), "fields": {}}]}):
+        offer, sent = offer_of(home, body)
+        offer.provide(Wanted("code", str(project), RULES))
+        assert sent.items[0]["value"]["folder"] == str(project)
+
+
 def test_what_is_wanted_survives_the_wire() -> None:
     wanted = Wanted("code", "/x", {"a": [1]})
     found = error_from_wire(wanted.to_wire())

@@ -50,6 +50,14 @@ def test_whatever_differs_is_told_and_nothing_else() -> None:
     }
 
 
+def test_the_same_code_looks_the_same_although_others_see_a_part_of_its_hash() -> None:
+    own, same, other = "a" * 64, "a" * 12, "b" * 12
+    assert differing(side(1, snapshot=own), side(2, snapshot=same)) == {}
+    found = differing(side(1, snapshot=own), side(2, snapshot=other), side(3))
+    assert found == {"code": ("a" * 12, "b" * 12, "not sent")}
+    assert differing(side(1, snapshot=own), side(2, snapshot="b" * 64)) == {"code": (own, "b" * 64)}
+
+
 def test_what_jobs_used_and_cost_is_compared_where_it_was_measured() -> None:
     cheap = JobEnergy(3600.0, 1.0, 1, 1.0, "1.00 Wh", 0.5, "EUR")
     costly = replace(cheap, wh=2.0, cost=1.0)

@@ -1,0 +1,111 @@
+"""Uploads of clients: no more than was announced, than the store may have, and than fits on the disk."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Iterable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.rig import disk
+from tests.rig.disk import SmallDisk
+from ugro.agent.code.snapshot_store import SnapshotStore
+from ugro.agent.code.transfer import SharedLock
+from ugro.agent.code.uploads import Limit, Received, Uploads
+from ugro.core.errors import UgroError, UsageError
+from ugro.remote import trees
+from ugro.remote.cas.stream import block, record
+
+MIB = 1 << 20
+ROOT = "0" * 64
+
+
+class Rig:
+    """``taken``: pieces of the body that were read; ``made_room``: how often old trees were to be removed."""
+
+    def __init__(self, folder: Path, limit: int) -> None:
+        self.snapshots = SnapshotStore(folder)
+        self.taken = 0
+        self.made_room = 0
+        self.uploads = Uploads(self.snapshots, SharedLock().shared, Limit(limit, "sync.store_limit"), self._make_room)
+
+    def receive(self, root: str, size: int, pieces: Iterable[bytes]) -> Received:
+        return asyncio.run(self.uploads.receive(root, size, self._pieces(pieces)))
+
+    def tree(self, content: bytes) -> Received:
+        """Of one file."""
+        chunks = [content[at : at + trees.CHUNK] for at in range(0, len(content), trees.CHUNK)]
+        body = b"".join(trees.identify(trees.CONTENT, one) for one in chunks)
+        tree = trees.encode([trees.TreeEntry(b"file", trees.FILE, 0o644, len(content), body)])
+        root = trees.identify(trees.TREE, tree)
+        pieces = [*map(sent, chunks), block(b"".join(record(root, trees.TREE, tree)), compressed=True)]
+        return self.receive(root.hex(), len(content) + len(tree), pieces)
+
+    async def _pieces(self, pieces: Iterable[bytes]) -> AsyncIterator[bytes]:
+        for piece in pieces:
+            self.taken += 1
+            yield piece
+
+    def _make_room(self) -> None:
+        self.made_room += 1
+
+
+def sent(content: bytes) -> bytes:
+    return block(b"".join(record(trees.identify(trees.CONTENT, content), trees.CONTENT, content)), compressed=True)
+
+
+def test_a_body_without_end_stops_where_it_passes_what_was_announced(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, 1000 * MIB)
+
+    def endless() -> Iterator[bytes]:
+        for number in range(10_000_000):
+            yield sent(number.to_bytes(8, "big") * (MIB // 2))  # 4 MiB, and a few kB on the wire
+
+    with pytest.raises(UsageError, match="more was sent than the 9000000 bytes"):
+        rig.receive(ROOT, 9_000_000, endless())
+    assert rig.taken < 1000
+    assert rig.snapshots.size_bytes() < 9 * MIB, "what was unpacked beyond it is not written"
+    small = Rig(tmp_path / "small", MIB)
+    with pytest.raises(UsageError, match="more was sent than the 0 bytes"):
+        small.receive(ROOT, 0, [sent(bytes(60 * MIB))])
+    assert small.snapshots.size_bytes() == 0
+
+
+def test_what_is_announced_must_fit_the_store_before_anything_is_read(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, 4 * MIB)
+    with pytest.raises(UgroError, match=r"too much for the master: .* sync\.store_limit is 4\.0 MiB"):
+        rig.receive(ROOT, 9 * MIB, [sent(b"x")])
+    assert (rig.taken, rig.made_room) == (0, 1)
+
+
+def test_many_uploads_together_are_bounded_and_have_old_trees_removed(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, 4 * MIB)
+    for _ in range(2):
+        assert rig.tree(os.urandom(3 * MIB)).lacking == ()
+    with pytest.raises(UgroError, match=r"too much for the master: it has 6\.0 MiB"):
+        rig.tree(os.urandom(3 * MIB))
+    assert rig.made_room == 3
+    lacking = rig.receive(ROOT, MIB, [sent(os.urandom(MIB))])
+    assert (lacking.lacking, rig.made_room) == ((ROOT,), 3), "the rest of it is to come, and this must stay until then"
+
+
+@pytest.mark.skipif(disk.available() is not None, reason=str(disk.available()))
+def test_an_upload_ends_when_others_fill_the_disk_meanwhile(tmp_path: Path) -> None:
+    small = SmallDisk(tmp_path / "disk", 82 * MIB)
+    small.mount()
+
+    def pieces() -> Iterator[bytes]:
+        for number in range(16):
+            if number == 4:
+                (small.folder / "of-others").write_bytes(bytes(10 * MIB))
+            yield sent(os.urandom(MIB))
+
+    try:
+        rig = Rig(small.folder / "store", 1000 * MIB)
+        with pytest.raises(UgroError, match="is full"):
+            rig.receive(ROOT, 16 * MIB, pieces())
+        assert (rig.taken < 14, rig.made_room) == (True, 1)
+    finally:
+        small.unmount()
