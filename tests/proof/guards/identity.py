@@ -28,5 +28,18 @@ MUTANTS = (
     Mutant("values are seen", (Edit(_IDENTITY, "return user == self.user or self.is_alone", "return True"),), OWN),
     Mutant("a claimed name counts", (Edit(_CALLER, "claimed if asks is None else asks.user", "claimed"),), OWN),
     Mutant("files are read for everybody", (Edit(_CALLER, "asks is None or asks.shares_account\n", "True\n"),), OWN),
+    Mutant(
+        "roles are checked after the body",
+        (
+            Edit(_GATE, "                gate.admit(request)\n", ""),
+            Edit(_GATE, "request.scope[_ACCESS]\n", "self.admit(request) or request.scope[_ACCESS]\n"),
+        ),
+        ("tests/integration/agent/test_team_limits.py",),
+    ),
+    Mutant(
+        "a port is reached through the node's own login",
+        (Edit("src/ugro/agent/ops/tunnels.py", "named if is_chosen_here else self._own_login(named)", "named"),),
+        ("tests/unit/agent/test_tunnels.py",),
+    ),
     Mutant("nobody is known to the services", (Edit(_GATE, "        enter(caller)\n", ""),), OWN),
 )

@@ -115,17 +115,12 @@ class RayClusters:
     async def get(self, name: str | None) -> ClusterView:
         return await self.view(await self._find(name))
 
-    async def access(self, name: str | None) -> Access:
+    async def access(self, name: str | None) -> tuple[str, Access]:
+        """Its user, and what opens it."""
         found = await self._find(name, is_open=True)
-        head = found.head
-        return Access(
-            found.name,
-            f"{head.address}:{head.port}",
-            found.token,
-            self._cluster.config.ray.namespace,
-            head.dashboard_port,
-            head.node,
-        )
+        head, namespace = found.head, self._cluster.config.ray.namespace
+        address = f"{head.address}:{head.port}"
+        return found.user, Access(found.name, address, found.token, namespace, head.dashboard_port, head.node)
 
     async def active(self, name: str) -> RayCluster:
         """Raises NotFound, with the nearest name."""
