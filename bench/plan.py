@@ -21,7 +21,7 @@ from pathlib import Path
 from bench.balance import ROOT, SPEEDS
 from bench.bars import Bar
 from ugro.client.client import Client
-from ugro.client.jobs import LogChoice
+from ugro.client.job_logs import LogChoice
 from ugro.client.planning import PlanWish
 from ugro.core.job import JobState
 from ugro.core.planning import LaunchPlan

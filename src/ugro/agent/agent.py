@@ -92,7 +92,12 @@ class Agent:
         self._parts: Parts | None = None
         self._identity = Identity("", 0)
         self.kept_environments = KeptEnvironments(self.cluster, lambda: self._identity)
-        self.tunnels = Tunnels(self.cluster, self.audit, lambda: self._identity, lambda word: self.jobs.find(word))
+        self.tunnels = Tunnels(
+            self.cluster,
+            lambda: self._identity,
+            lambda word: self.jobs.find(word),
+            lambda node, user: self.parts.engine.logins.name_for(node, user),
+        )
 
     async def start(self, on_progress: Callable[[str], None] = lambda text: None) -> None:
         await self.store.open(Opening(on_progress, self.backups.before_use))

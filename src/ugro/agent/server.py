@@ -17,7 +17,9 @@ from ugro.agent.api.gate import SocketCallers, who
 from ugro.agent.api.remote import UPLOAD_PATH, RemoteClients
 
 _GOODBYE_S = 2
-_LARGEST_BODY = 64 << 20  # ten thousand jobs at once take a few MiB
+_LARGEST_BODY = 64 << 20  # on the owner's socket; ten thousand jobs at once take a few MiB
+_LARGEST_BODY_OF_MEMBERS = 4 << 20  # as objects, it takes twenty times as much
+STREAMS = (TUNNEL_PATH, UPLOAD_PATH)  # their bodies are passed on piece by piece, as long as that takes
 
 
 class Server(uvicorn.Server):
@@ -33,13 +35,21 @@ def make_server(agent: Agent) -> tuple[Server, FastAPI]:
 
 
 def socket_server(agent: Agent, api: FastAPI, *, is_of_team: bool = False) -> Server:
-    """``is_of_team``: for the socket that members of the team open, instead of the owner's."""
+    """``is_of_team``: for the socket that members of the team open, through a door, instead of the owner's."""
     hint = "submit fewer jobs at once, and put data into files"
     remote = RemoteClients(api, agent.code.offers)
-    bounded = BodyLimit(remote, most_bytes=_LARGEST_BODY, hint=hint, streams=(TUNNEL_PATH, UPLOAD_PATH))
+    most_bytes = _LARGEST_BODY_OF_MEMBERS if is_of_team else _LARGEST_BODY
+    bounded = BodyLimit(remote, most_bytes=most_bytes, hint=hint, streams=STREAMS)
     recorded = AuditTrail(bounded, agent.audit, who)
     known = SocketCallers(recorded, agent.team, is_of_team=is_of_team)
-    config = uvicorn.Config(
-        known, http=LocalProtocol, log_config=None, lifespan="off", timeout_graceful_shutdown=_GOODBYE_S
+    return Server(
+        uvicorn.Config(
+            known,
+            http=LocalProtocol,
+            ws="none",
+            log_config=None,
+            lifespan="off",
+            timeout_graceful_shutdown=_GOODBYE_S,
+            reset_contextvars=True,  # a request must not inherit the caller of the one before it on its connection
+        )
     )
-    return Server(config)

@@ -1,7 +1,7 @@
 """Serves the team's socket: the same API as on the owner's, open to the members of a Unix group.
 
 It has a folder of its own, because the state directory stays private. The kernel decides who opens it (mode 0660 and
-the group, in a folder of mode 0750), and says who each of them is.
+the group, in a folder of mode 0750), and says who each of them is. What one member can take of the agent is limited.
 """
 
 from __future__ import annotations
@@ -14,53 +14,80 @@ import os
 import socket
 import stat
 from pathlib import Path
+from typing import ClassVar
 
 from fastapi import FastAPI
 
 from ugro.agent.agent import Agent
+from ugro.agent.api.audit_trail import LocalProtocol, credentials
+from ugro.agent.door import Connection, Door, DoorLimits
 from ugro.agent.ops.team import ROOT
-from ugro.agent.server import socket_server
+from ugro.agent.server import STREAMS, socket_server
 from ugro.config.team import Team
 from ugro.core.errors import NotAllowed, UgroError
+from ugro.core.support.codec import dumps
 from ugro.core.support.state_dir import team_socket
 
 log = logging.getLogger(__name__)
 
+# A body may come over a slow link, by ``ugro relay``. Each connection of a tunnel is one here.
+LIMITS = DoorLimits(connections=1000, of_one_peer=200, body_s=300.0, streams=STREAMS)
+_BACKLOG = 1024  # a member must not wait because a crowd of another came before
 _POLL_S = 0.5
 _FOLDER_MODE = 0o750
 _SOCKET_MODE = 0o660
 
 
-async def serve_team(agent: Agent, api: FastAPI) -> None:
+def _full() -> bytes:
+    error = NotAllowed("too many connections are open", hint="close some, or try again in a few seconds")
+    body = dumps({"error": error.to_wire()}).encode()
+    head = "HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nconnection: close\r\n"
+    return f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
+
+
+class MemberConnection(LocalProtocol, Connection):
+    full: ClassVar[bytes] = _full()
+
+    @staticmethod
+    def peer_of(accepted: socket.socket) -> str:
+        _, uid = credentials(accepted)
+        return f"uid {uid}"
+
+
+async def serve_team(agent: Agent, api: FastAPI, limits: DoorLimits = LIMITS) -> None:
     """Until the agent stops; opens again when the settings change. A team that fails affects no job."""
     while not agent.stopping.is_set():
         settings = agent.cluster.config.team
-        problem: UgroError | None = None
+        problem: BaseException | None = None
         if settings.group is not None:
+            serving = asyncio.create_task(_serve(agent, api, settings, limits), name="the team's socket")
             try:
-                await _serve(agent, api, settings)
-            except (UgroError, OSError) as error:
-                problem = _as_error(error)
-                log.warning("the team's socket is not open: %s", problem)
-        agent.team_address.closed(problem)
+                await asyncio.wait([serving])
+            finally:
+                serving.cancel()
+            problem = serving.exception()
+        agent.team_address.closed(_as_error(problem) if problem is not None else None)
         if problem is not None or settings.group is None:
             await _until_changed(agent, settings)
 
 
-async def _serve(agent: Agent, api: FastAPI, settings: Team) -> None:
+async def _serve(agent: Agent, api: FastAPI, settings: Team, limits: DoorLimits) -> None:
     env, team = os.environ, agent.team
     path = team_socket(env, owner=team.owner, is_root=team.uid == ROOT, configured=settings.socket)
-    listener = await asyncio.to_thread(open_socket, path, str(settings.group))
-    server = socket_server(agent, api, is_of_team=True)
-    serving = asyncio.create_task(server.serve([listener]), name="serve the team's socket")
-    agent.team_address.opened(str(path))
-    log.info("members of %s reach this agent at %s", settings.group, path)
-    try:
-        await _until_changed(agent, settings)
-    finally:
-        path.unlink(missing_ok=True)
-        server.should_exit = True
-        await serving
+    with await asyncio.to_thread(open_socket, path, str(settings.group)) as listener:
+        server = socket_server(agent, api, is_of_team=True)
+        door = Door(server, limits, what="the team's socket", kind=MemberConnection)
+        agent.team_address.opened(str(path))
+        log.info("members of %s reach this agent at %s", settings.group, path)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(server.serve([]), name="serve the team's socket")
+            accepting = group.create_task(door.serve(listener), name="the team's door")
+            try:
+                await _until_changed(agent, settings)
+            finally:
+                path.unlink(missing_ok=True)
+            accepting.cancel()
+            server.should_exit = True
 
 
 async def _until_changed(agent: Agent, settings: Team) -> None:
@@ -90,7 +117,7 @@ def open_socket(path: Path, group: str) -> socket.socket:
         os.chmod(_fresh(path).name, _SOCKET_MODE, dir_fd=folder)
     finally:
         os.close(folder)
-    listener.listen(128)
+    listener.listen(_BACKLOG)
     _fresh(path).rename(path)  # seen once it can be used; replaces that of a dead agent
     return listener
 
@@ -119,8 +146,19 @@ def _fresh(path: Path) -> Path:
     return path.with_name(f"{path.name}.new")
 
 
-def _as_error(error: UgroError | OSError) -> UgroError:
-    if isinstance(error, UgroError):
-        return error
-    reason = (error.strerror or str(error)).lower()
-    return UgroError(f"{error.filename or 'team.socket'}: {reason}", hint="see team in the cluster file")
+def _as_error(problem: BaseException) -> UgroError:
+    found = _known(problem)
+    if found is None:
+        log.error("the team's socket failed", exc_info=problem)
+        return UgroError("the team's socket failed", hint="see: ugro agent logs")
+    log.warning("the team's socket is not open: %s", found)
+    return found
+
+
+def _known(problem: BaseException) -> UgroError | None:
+    if isinstance(problem, UgroError):
+        return problem
+    if not isinstance(problem, OSError):
+        return None
+    reason = (problem.strerror or str(problem)).lower()
+    return UgroError(f"{problem.filename or 'team.socket'}: {reason}", hint="see team in the cluster file")

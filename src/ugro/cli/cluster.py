@@ -14,7 +14,7 @@ from ugro.cli.jobs.options import environment_options
 from ugro.cli.output import Cell, Output, Style
 from ugro.cli.session import CommandGroup, Session, json_option, pass_session
 from ugro.client.client import Client
-from ugro.client.jobs import LogChoice
+from ugro.client.job_logs import LogChoice
 from ugro.client.ray_clusters import connection, token_file, token_path
 from ugro.core.errors import Interrupted, NotFound, UgroError, UsageError
 from ugro.core.ray_cluster import ClusterView, ClusterWish, Part, Phase, WorkerSize

@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol, TypeVar
 
 from ugro.client.http import AgentGone, lines
-from ugro.client.jobs import Ask, trying_again
+from ugro.client.jobs import Ask
+from ugro.client.retrying import trying_again
 from ugro.core.support.codec import decode
 
 ANSWER_S = 60.0

@@ -10,19 +10,20 @@ import getpass
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
 
 from ugro.client.http import AgentGone, lines
+from ugro.client.job_logs import Following, LogChoice, LogPiece, job_path, step_of
+from ugro.client.retrying import trying_again
 from ugro.core.environment import Origin
-from ugro.core.errors import TimedOut, error_from_wire
+from ugro.core.errors import TimedOut
 from ugro.core.event import Event
 from ugro.core.job import Attempt, Job, JobSpec, JobState
 from ugro.core.note import Note
 from ugro.core.support.codec import decode
-from ugro.remote import wire
 
 if TYPE_CHECKING:
     from ugro.core.energy import JobEnergy
@@ -32,12 +33,9 @@ if TYPE_CHECKING:
     from ugro.core.results import JobResults
 
 Ask = Callable[..., Any]
-T = TypeVar("T")
 
 _MOST_JOBS = 1_000_000
 _PAGE = 500  # jobs per request, so that the agent can answer others in between
-_LEAST_PAUSE_S = 0.05
-_TRIES = 8  # without any answer
 _LATE_S = 30.0
 _WITHDRAW_S = 10.0
 
@@ -62,31 +60,6 @@ class Fact:
 class Comparison:
     jobs: tuple[Job, ...]
     rows: tuple[Fact, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class LogPiece:
-    """Bytes of a rank's log; or no bytes, and how many before this offset were dropped on the node."""
-
-    attempt: int
-    rank: int
-    node: str
-    offset: int
-    content: bytes
-    dropped_bytes: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class LogChoice:
-    """Which logs to read; without ranks and nodes, all."""
-
-    ranks: Sequence[int] = ()
-    nodes: Sequence[str] = ()
-    # With ``follow``: the newest, and later ones.
-    attempt: int | Literal["newest", "all"] = "newest"
-    since_unix_s: float | None = None  # lines that arrived here at that time or later
-    tail: int | None = None
-    follow: bool = False
 
 
 class Jobs:
@@ -152,10 +125,10 @@ class Jobs:
     def retry(self, job: str | int, *, key: str | None = None, exact: bool = False) -> Job:
         """Runs an ended job again: a new job with the same spec. ``exact``: fails unless its code is still stored."""
         body = {"key": key or new_key(), "user": getpass.getuser(), "exact": exact}
-        return decode(Job, self._ask("POST", f"{_path(job)}/retry", body))
+        return decode(Job, self._ask("POST", f"{job_path(job)}/retry", body))
 
     def cancel(self, job: str | int) -> Job:
-        return decode(Job, self._ask("POST", f"{_path(job)}/cancel"))
+        return decode(Job, self._ask("POST", f"{job_path(job)}/cancel"))
 
     def _submit(self, path: str, body: dict[str, Any], env: Mapping[str, str] | None) -> Any:
         answer = self._ask("POST", path, body)
@@ -194,14 +167,14 @@ class Jobs:
 
     def details(self, job: str | int) -> Details:
         """With all its attempts, and how each failed."""
-        return decode(Details, self._ask("GET", _path(job)))
+        return decode(Details, self._ask("GET", job_path(job)))
 
     def file(self, job: str | int) -> str:
         """As a job file, to edit and submit; values that look secret are left out."""
-        return str(self._ask("GET", f"{_path(job)}/file")["file"])
+        return str(self._ask("GET", f"{job_path(job)}/file")["file"])
 
     def why(self, job: str | int) -> dict[str, Any]:
-        answer: dict[str, Any] = self._ask("GET", f"{_path(job)}/why")
+        answer: dict[str, Any] = self._ask("GET", f"{job_path(job)}/why")
         return answer
 
     def results(
@@ -211,14 +184,14 @@ class Jobs:
         from ugro.core.results import JobResults
 
         asked = [f"attempt={attempt}"] * (attempt is not None) + ["all_files=true"] * all_files
-        answer = self._ask("GET", f"{_path(job)}/results{'?' if asked else ''}{'&'.join(asked)}")
+        answer = self._ask("GET", f"{job_path(job)}/results{'?' if asked else ''}{'&'.join(asked)}")
         return decode(Job, answer["job"]), decode(JobResults, answer["results"])
 
     def brief_results(self, job: str | int) -> JobResults:
         """How many files are here and on the nodes, without their names: fast, and asks no node."""
         from ugro.core.results import JobResults
 
-        return decode(JobResults, self._ask("GET", f"{_path(job)}/results/brief")["results"])
+        return decode(JobResults, self._ask("GET", f"{job_path(job)}/results/brief")["results"])
 
     def fetch_results(
         self, job: str | int, patterns: Sequence[str] = (), *, attempt: int | None = None
@@ -227,7 +200,7 @@ class Jobs:
         from ugro.core.results import JobResults
 
         body = {"patterns": list(patterns), "attempt": attempt}
-        answer = self._ask("POST", f"{_path(job)}/results/fetch", body)
+        answer = self._ask("POST", f"{job_path(job)}/results/fetch", body)
         return decode(Job, answer["job"]), decode(JobResults, answer["results"])
 
     def profile(
@@ -237,21 +210,21 @@ class Jobs:
         from ugro.core.profile import JobProfile
 
         query = urlencode({key: value for key, value in (("attempt", attempt), ("steps", steps)) if value})
-        answer = self._ask("GET", f"{_path(job)}/profile?{query}")
+        answer = self._ask("GET", f"{job_path(job)}/profile?{query}")
         return decode(Job, answer["job"]), decode(JobProfile, answer["profile"])
 
     def energy(self, job: str | int) -> JobEnergy | None:
         """What its devices used, and what that costs; None if nothing was measured."""
         from ugro.core.energy import JobEnergy
 
-        found = self._ask("GET", f"{_path(job)}/energy")["energy"]
+        found = self._ask("GET", f"{job_path(job)}/energy")["energy"]
         return None if found is None else decode(JobEnergy, found)
 
     def headline(self, job: str | int) -> Headline:
         """How far it is, how long it still takes, its loss, its speed, the use of its devices."""
         from ugro.core.headline import Headline
 
-        return decode(Headline, self._ask("GET", f"{_path(job)}/headline")["headline"])
+        return decode(Headline, self._ask("GET", f"{job_path(job)}/headline")["headline"])
 
     def headlines(self) -> list[Headline]:
         """Of the newest running jobs."""
@@ -277,14 +250,14 @@ class Jobs:
         from ugro.core.profile import TraceRequest
 
         body = {"key": key or new_key(), "steps": steps}
-        return decode(TraceRequest, self._ask("POST", f"{_path(job)}/trace", body))
+        return decode(TraceRequest, self._ask("POST", f"{job_path(job)}/trace", body))
 
     def traces(self, job: str | int, *, attempt: int | None = None) -> tuple[Job, tuple[TraceFile, ...]]:
         """The traces that were collected."""
         from ugro.core.profile import TraceFile
 
         query = "" if attempt is None else f"?attempt={attempt}"
-        answer = self._ask("GET", f"{_path(job)}/traces{query}")
+        answer = self._ask("GET", f"{job_path(job)}/traces{query}")
         return decode(Job, answer["job"]), tuple(decode(TraceFile, one) for one in answer["traces"])
 
     def advice(self, spec: JobSpec, *, nodes: Sequence[str] = (), before: int | None = None) -> str | None:
@@ -302,7 +275,7 @@ class Jobs:
 
     def note(self, job: str | int) -> Note:
         """The note and tags of a job."""
-        return decode(Note, self._ask("GET", f"{_path(job)}/notes")["note"])
+        return decode(Note, self._ask("GET", f"{job_path(job)}/notes")["note"])
 
     def set_note(
         self,
@@ -315,11 +288,11 @@ class Jobs:
     ) -> Note:
         """None leaves a part as it is. ``tags`` replaces all tags; ``add`` and ``remove`` keep the others."""
         body = {"text": text, "tags": None if tags is None else list(tags), "add": list(add), "remove": list(remove)}
-        return decode(Note, self._ask("PUT", f"{_path(job)}/notes", body)["note"])
+        return decode(Note, self._ask("PUT", f"{job_path(job)}/notes", body)["note"])
 
     def remove_results(self, job: str | int) -> tuple[Job, tuple[str, ...]]:
         """Deletes the results here and on the nodes, and keeps the logs. Also returns what failed."""
-        answer = self._ask("DELETE", f"{_path(job)}/results")
+        answer = self._ask("DELETE", f"{job_path(job)}/results")
         return decode(Job, answer["job"]), tuple(answer["problems"])
 
     # --- following ---------------------------------------------------------------------------------------------
@@ -333,7 +306,7 @@ class Jobs:
             try:
                 for found in self._moves(seen.id if seen else job, left_s):
                     again()
-                    if seen is None or _step(found) != _step(seen):
+                    if seen is None or step_of(found) != step_of(seen):
                         seen = found
                         yield found
             except AgentGone:
@@ -349,14 +322,14 @@ class Jobs:
 
     def logs(self, job: str | int, choice: LogChoice | None = None) -> Iterator[LogPiece]:
         """Yields what the ranks wrote, as it arrives."""
-        following = _Following(self._stream, job, choice or LogChoice())
+        following = Following(self._stream, job, choice or LogChoice())
         return (one for one in following.pieces() if isinstance(one, LogPiece))
 
     def follow(self, job: str | int, *, ranks: Sequence[int] = ()) -> Iterator[Job | LogPiece]:
         """Yields the job after each change, and what its ranks write, from the start. The last item is the ended
         job."""
         choice = LogChoice(ranks=ranks, attempt="all", follow=True)
-        return _Following(self._stream, job, choice, with_moves=True).pieces()
+        return Following(self._stream, job, choice, with_moves=True).pieces()
 
     def events(
         self,
@@ -386,96 +359,12 @@ class Jobs:
     def _moves(self, job: str | int, timeout_s: float | None) -> Iterator[Job]:
         query = "" if timeout_s is None else f"?timeout_s={timeout_s}"
         silence_s = None if timeout_s is None else timeout_s + _LATE_S
-        for document in lines(self._stream("GET", f"{_path(job)}/wait{query}", timeout_s=silence_s)):
+        for document in lines(self._stream("GET", f"{job_path(job)}/wait{query}", timeout_s=silence_s)):
             yield decode(Job, document)
 
     def _live(self, path: str) -> Iterator[bytes]:
         stream: Iterator[bytes] = self._stream("GET", path, timeout_s=None)
         return stream
-
-
-@dataclass(slots=True)
-class _Following:
-    """Reads the logs of one job over several connections: each continues where the last one broke."""
-
-    stream: Ask
-    job: str | int
-    choice: LogChoice
-    with_moves: bool = False
-    _from_attempt: int | None = None
-    _positions: dict[tuple[int, int], int] = field(default_factory=dict)
-    _seen: Job | None = None
-
-    def pieces(self) -> Iterator[Job | LogPiece]:
-        for again in trying_again():
-            try:
-                for piece in self._over_one_connection():
-                    again()
-                    yield piece
-            except AgentGone:
-                continue
-            return
-
-    def _over_one_connection(self) -> Iterator[Job | LogPiece]:
-        decoder = wire.Decoder()
-        streams: dict[int, LogPiece] = {}
-        for content in self.stream("GET", f"{_path(self.job)}/logs?{urlencode(self._query())}", timeout_s=None):
-            for kind, number, payload in decoder.feed(content):
-                if kind == wire.RESULT:
-                    yield from self._moved(decode(Job, wire.parse(payload)))
-                elif kind == wire.ERROR:
-                    raise error_from_wire(wire.parse(payload))
-                elif kind == wire.OUT:
-                    yield self._read(streams, number, payload)
-                elif number == 0:
-                    begin = wire.parse(payload)
-                    self.job, self._from_attempt = int(begin["job"]), int(begin["from_attempt"])
-                else:
-                    streams[number] = here = decode(LogPiece, {**wire.parse(payload), "content": b""})
-                    self._positions[here.attempt, here.rank] = here.offset
-                    if here.dropped_bytes:
-                        yield here
-
-    def _moved(self, job: Job) -> Iterator[Job]:
-        if self._seen is None or _step(job) != _step(self._seen):
-            self._seen = job
-            yield job
-
-    def _read(self, streams: dict[int, LogPiece], number: int, content: bytes) -> LogPiece:
-        at = streams[number]
-        place = (at.attempt, at.rank)
-        piece = LogPiece(at.attempt, at.rank, at.node, self._positions[place], content)
-        self._positions[place] += len(content)
-        return piece
-
-    def _query(self) -> list[tuple[str, str]]:
-        choice = self.choice
-        query = [("rank", str(rank)) for rank in choice.ranks] + [("node", node) for node in choice.nodes]
-        query += [("follow", str(choice.follow).lower()), ("moves", str(self.with_moves).lower())]
-        if isinstance(choice.attempt, int):
-            query.append(("attempt", str(choice.attempt)))
-        elif self._from_attempt is not None or choice.attempt == "all":
-            query.append(("from_attempt", str(self._from_attempt or 1)))
-        if choice.since_unix_s is not None:
-            query.append(("since", str(choice.since_unix_s)))
-        if choice.tail is not None:
-            query.append(("tail", str(choice.tail)))
-        return query + [("at", f"{attempt}.{rank}:{at}") for (attempt, rank), at in self._positions.items()]
-
-
-def trying_again() -> Iterator[Callable[[], None]]:
-    """Tries with growing pauses. The caller calls the yielded function after each success, which resets the count."""
-    tries = 0
-
-    def went_well() -> None:
-        nonlocal tries
-        tries = 0
-
-    while tries < _TRIES:
-        yield went_well
-        tries += 1
-        time.sleep(_LEAST_PAUSE_S * 2**tries)
-    raise AgentGone("the agent keeps ending", hint="see: ugro agent logs")
 
 
 def body_of(file: Path | None, fields: Mapping[str, Any] | None, key: str | None) -> dict[str, Any]:
@@ -490,11 +379,3 @@ def body_of(file: Path | None, fields: Mapping[str, Any] | None, key: str | None
 
 def new_key() -> str:
     return os.urandom(16).hex()
-
-
-def _path(job: str | int) -> str:
-    return f"/v1/jobs/{quote(str(job), safe='')}"
-
-
-def _step(job: Job) -> tuple[JobState, int, str]:
-    return job.state, job.attempt, job.reason

@@ -22,6 +22,7 @@ from ugro.agent.api.audit_trail import REFUSED, AuditTrail, now
 from ugro.agent.api.body_limit import BodyLimit
 from ugro.agent.api.gate import CALLER, who
 from ugro.agent.api.openapi import PREFIX, described
+from ugro.agent.door import CONNECTION, Door
 from ugro.agent.ops.tokens import Tokens
 from ugro.config.team import Api
 from ugro.core.audit import AuditEntry
@@ -32,7 +33,6 @@ from ugro.core.support.codec import dumps
 from ugro.core.support.loopback import is_loopback
 from ugro.web.access import LARGEST_BODY
 from ugro.web.api_docs import CONTENT_POLICY, docs_page
-from ugro.web.door import CONNECTION, Door
 from ugro.web.listening import POLL_S, listen, make_server, try_certificate
 
 log = logging.getLogger(__name__)
@@ -162,7 +162,7 @@ class TokenGate:
     def _refuse(self, scope: Scope) -> Response:
         if "authorization" in Headers(scope=scope):
             entry = AuditEntry(now(), "", _address(scope), "sign in", "by token", REFUSED)
-            self._agent.audit.note_stranger(entry, boot_clock_s())
+            self._agent.audit.note_refused(entry, boot_clock_s())
         error = NotAllowed("a valid token is needed", hint="send it as Authorization: Bearer ugro_…")
         # So that a browser asks for the token, which it may send only for the description.
         way = 'Basic realm="UGRO: the token is the password"' if _is_description(scope) else 'Bearer realm="UGRO"'

@@ -54,8 +54,9 @@ def create_pages(site: Site, api: ASGIApp, access: AccessSettings) -> FastAPI:
         if request.url.path not in _WITHOUT_STORE:
             refuse_without_store(site.agent, request.url.path)
 
-    checks = [Depends(look_first), Depends(Gate(site.agent, PAGES).check)]
-    app = FastAPI(title="UGRO", docs_url=None, redoc_url=None, openapi_url=None, dependencies=checks)
+    first = [Depends(look_first)]
+    app = FastAPI(title="UGRO", docs_url=None, redoc_url=None, openapi_url=None, dependencies=first)
+    Gate(site.agent, PAGES).guard(app)
     _add_errors(app, site)
     _add_login(app, site, access)
     add_cluster_pages(app, site)

@@ -34,6 +34,7 @@ def make_server(app: ASGIApp, certificate_file: str | None, key_file: str | None
             access_log=False,  # its lines would contain sign-in links
             ssl_certfile=certificate_file,
             ssl_keyfile=key_file,
+            reset_contextvars=True,  # a request must not inherit the caller of the one before it on its connection
         )
     )
 

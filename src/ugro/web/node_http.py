@@ -62,7 +62,7 @@ class Answer:
 
 async def post(tunnels: Tunnels, place: Place, path: str, body: bytes, headers: dict[str, str]) -> Answer:
     """Waits for the head of the answer. Raises UgroError."""
-    duplex = await tunnels.open(Wanted(place.node, place.port))
+    duplex = await tunnels.open(Wanted(place.node, place.port), is_chosen_here=True)
     exchange = _Exchange(tunnels, duplex, place)
     with ExitStack() as unless_answered:  # also if nobody waits for it any more
         unless_answered.callback(exchange.close)

@@ -10,6 +10,7 @@ import socket
 from fastapi import FastAPI
 
 from ugro.agent.agent import Agent
+from ugro.agent.door import Door
 from ugro.config.schema import Dashboard
 from ugro.core.agent import DashboardLink
 from ugro.core.errors import NotAllowed, UgroError
@@ -18,7 +19,6 @@ from ugro.core.support.loopback import is_loopback
 from ugro.web.access import AccessSettings, WhoSigned
 from ugro.web.api_server import serve_api
 from ugro.web.app import create_web
-from ugro.web.door import Door
 from ugro.web.listening import POLL_S, listen, make_server, try_certificate
 from ugro.web.tokens import LINK_LIFETIME_S, Tokens
 

@@ -159,6 +159,10 @@ def test_nobody_changes_the_sweep_service_or_ray_cluster_of_another(tmp_path: Pa
                 assert refused(found), (method, path, found.body)
                 assert b"is ann's" in found.body
             assert b"hush" in (await ask(api, "GET", "/v1/ray-clusters/ray/access", caller=ANN)).body
+            assert await agent.audit.newest(10, "", None) == [], "it is her own"
+            assert b"hush" in (await ask(api, "GET", "/v1/ray-clusters/ray/access", caller=OPERATOR)).body
+            [read] = await agent.audit.newest(10, "", None)
+            assert (read.user, read.action, read.subject) == ("olga", "read token of Ray cluster", "ray of ann")
             hidden = dumps(replace(spec, private=True))
             await agent.store.sweeps.create(NewSweep("k2", "veiled", "ann", "{}", hidden, Budget()))
             for path in ("/v1/sweeps/veiled", "/v1/sweeps/veiled/document"):

@@ -18,7 +18,7 @@ import ugro as package
 from tests.integration.conftest import Farms, Ugro
 from tests.integration.sharing import commands
 from tests.rig.waiting import wait_until
-from ugro.client.jobs import LogChoice
+from ugro.client.job_logs import LogChoice
 from ugro.core.errors import UgroError
 from ugro.core.job import JobState
 

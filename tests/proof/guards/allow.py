@@ -11,6 +11,7 @@ RULES = ("tests/unit/config/test_allowance.py",)
 AUDIT = ("tests/unit/agent/test_audit.py",)
 
 _TRAIL = "src/ugro/agent/api/audit_trail.py"
+_AUDIT_RULES = "src/ugro/agent/api/audit_rules.py"
 _ALLOWANCE = "src/ugro/config/allowance.py"
 _SECRET = "src/ugro/core/support/secret.py"
 _CLUSTER = "src/ugro/agent/tracking/cluster.py"
@@ -85,15 +86,35 @@ MUTANTS = (
     ),
     Mutant("what is done is not recorded", (Edit(_TRAIL, "    self._audit.note(entry)", "    pass"),), AUDIT),
     Mutant(
-        "strangers can fill the audit log",
-        (Edit(_TRAIL, "if outcome != DONE and self._is_stranger(scope):", "if False:"),),
+        "what is refused can fill the audit log",
+        (Edit(_TRAIL, "        if outcome != DONE:", "        if False:"),),
+        AUDIT,
+    ),
+    Mutant(
+        "refusals of one user count for all",
+        (Edit("src/ugro/agent/ops/audit.py", "self._count_of(entry.user, ", 'self._count_of("", '),),
+        AUDIT,
+    ),
+    Mutant(
+        "who does most pushes out what others did",
+        (Edit("src/ugro/store/audit.py", "WHERE user = ? ORDER BY seq", "WHERE ? <> '' ORDER BY seq"),),
+        AUDIT,
+    ),
+    Mutant(
+        "looks that are refused are not recorded",
+        (Edit(_AUDIT_RULES, "    if status != 403:", "    if True:"),),
+        AUDIT,
+    ),
+    Mutant(
+        "tunnels that are refused are not recorded",
+        (Edit(_AUDIT_RULES, "tunnel_end(query)) if status >= 400", "tunnel_end(query)) if False"),),
         AUDIT,
     ),
     Mutant(
         "the audit log has secrets of commands",
         (
             Edit(
-                "src/ugro/agent/api/audit_rules.py",
+                _AUDIT_RULES,
                 "shlex.join(masked_command(str(part) for part in value))",
                 "shlex.join(str(part) for part in value)",
             ),

@@ -1,10 +1,10 @@
-"""The guards of the dashboard's port, and of terminals that show what programs wrote."""
+"""The guards of the dashboard's port and the team's socket, and of terminals that show what programs wrote."""
 
 from __future__ import annotations
 
 from tests.proof.guards import Edit, Mutant
 
-_DOOR = "src/ugro/web/door.py"
+_DOOR = "src/ugro/agent/door.py"
 _ACCESS = "src/ugro/web/access.py"
 _TOKENS = "src/ugro/web/tokens.py"
 _APP = "src/ugro/web/app.py"
@@ -18,7 +18,8 @@ STRANGERS = ("tests/integration/dashboard/test_strangers.py", "-k", "learns_noth
 SIGN_OUT = ("tests/integration/dashboard/test_strangers.py", "-k", "copied_cookie")
 LINKS = ("tests/integration/dashboard/test_access.py", "-k", "looking_at_a_link")
 SESSIONS = ("tests/unit/web/test_web.py", "-k", "session")
-UNITS = ("tests/unit/web/test_door.py",)
+UNITS = ("tests/unit/agent/test_connections.py",)
+TEAM = ("tests/integration/agent/test_team_limits.py",)
 TERMINAL = ("tests/unit/cli/test_untrusted.py",)
 
 _NO_BOUND = Edit(_DOOR, "(is_tight or len(strangers) >= limits.strangers)", "is_tight")
@@ -30,6 +31,21 @@ MUTANTS = (
     Mutant("strangers are not bounded", (_NO_BOUND,), UNITS),
     Mutant("connections are not bounded in total", (_NO_TOTAL,), UNITS),
     Mutant("the dashboard takes the last descriptors", (_NO_RESERVE,), LAST),
+    Mutant(
+        "one member may have all connections",
+        (Edit(_DOOR, "len(own) >= limits.of_one_peer:", "False:"),),
+        UNITS,
+    ),
+    Mutant(
+        "members may send as much as the owner",
+        (Edit("src/ugro/agent/server.py", "_LARGEST_BODY_OF_MEMBERS if is_of_team else", ""),),
+        TEAM,
+    ),
+    Mutant(
+        "a request inherits the client of the one before it",
+        (Edit("src/ugro/agent/server.py", "reset_contextvars=True,", "reset_contextvars=False,"),),
+        TEAM,
+    ),
     Mutant(
         "the agent keeps the limit of descriptors that it was given",
         (Edit("src/ugro/core/support/descriptors.py", "and soft < wanted:", "and soft > wanted:"),),

@@ -57,6 +57,19 @@ MUTANTS = (
         (Edit("src/ugro/agent/jobs/submission.py", "is_to_send and is_here and may_read_files()", "is_to_send"),),
         OWN,
     ),
+    Mutant(
+        "roles are checked after the body",
+        (
+            Edit(_GATE, "                gate.admit(request)\n", ""),
+            Edit(_GATE, "request.scope[_ACCESS]\n", "self.admit(request) or request.scope[_ACCESS]\n"),
+        ),
+        ("tests/integration/agent/test_team_limits.py",),
+    ),
+    Mutant(
+        "a port is reached through the node's own login",
+        (Edit("src/ugro/agent/ops/tunnels.py", "named if is_chosen_here else self._own_login(named)", "named"),),
+        ("tests/unit/agent/test_tunnels.py",),
+    ),
     Mutant("nobody is known to the services", (Edit(_GATE, "        enter(caller)\n", ""),), OWN),
     Mutant("whole hashes are seen", (Edit(_CALLER, "spec=known.spec.with_short_hashes", "spec=known.spec"),), OFFERED),
     Mutant(

@@ -12,9 +12,9 @@ import pytest
 from starlette.types import Message, Receive, Scope, Send
 
 from tests.rig.stores import sql, store_at
-from ugro.agent.api.audit_rules import RULES, bounded, refusal, rule_for, subject
+from ugro.agent.api.audit_rules import RULES, bounded, refusal, rule_for, subject, tunnel_end
 from ugro.agent.api.audit_trail import AuditTrail
-from ugro.agent.ops.audit import AuditLog, StrangerLimit
+from ugro.agent.ops.audit import AuditLog, RefusalLimit
 from ugro.core.audit import AuditEntry
 from ugro.store import audit as audit_store
 from ugro.store.database import Store
@@ -105,7 +105,9 @@ class Calls:
 
     def __init__(self, store: Store) -> None:
         self.audit = AuditLog(store.audit)
-        self._trail = AuditTrail(_answer, self.audit, lambda scope: WHO, lambda scope: bool(scope.get("stranger")))
+        self._trail = AuditTrail(
+            _answer, self.audit, lambda scope: scope.get("who", WHO), lambda scope: bool(scope.get("stranger"))
+        )
 
     async def __call__(self, method: str, path: str, status: int | None = 200, body: bytes = b"", **scope: Any) -> None:
         parts = iter([body[:5], body[5:]])
@@ -170,13 +172,85 @@ def test_strangers_cannot_fill_the_log(tmp_path: Path) -> None:
 
 
 def test_what_is_left_out_is_counted() -> None:
-    limit = StrangerLimit()
+    limit = RefusalLimit()
     within = [limit.counted(entry(), 30.0) for _ in range(25)]
     assert [one is not None for one in within] == [True] * 10 + [False] * 15
     later = limit.counted(entry(), 90.0)
     assert later is not None
     assert later.outcome == "done; 15 more before it"
     assert limit.counted(entry(), 91.0) == entry()
+
+
+def test_refusals_of_one_user_do_not_count_for_another() -> None:
+    limit = RefusalLimit()
+    assert [limit.counted(entry(), 30.0) is not None for _ in range(11)] == [True] * 10 + [False]
+    assert limit.counted(entry(user="bob"), 30.0) == entry(user="bob")
+
+
+def test_nobody_fills_the_log_with_what_is_refused_and_all_changes_are_recorded(tmp_path: Path) -> None:
+    async def main() -> None:
+        store = store_at(tmp_path / "state.db")
+        await store.open()
+        call = Calls(store)
+        for _ in range(200):
+            await call("POST", "/v1/agent/stop", 403, answer=b'{"error":{"message":"no"}}', who=("vic", "token x"))
+        for number in range(25):
+            await call("POST", f"/v1/nodes/n{number}/resume")
+        found = await call.audit.newest(1000, "", None)
+        assert 10 <= len([one for one in found if one.user == "vic"]) <= 20  # a minute may end meanwhile
+        assert len([one for one in found if one.outcome == "done"]) == 25
+        await store.close()
+
+    asyncio.run(main())
+
+
+def test_what_is_refused_is_recorded_also_if_it_would_have_changed_nothing(tmp_path: Path) -> None:
+    async def main() -> None:
+        store = store_at(tmp_path / "state.db")
+        await store.open()
+        call, refused = Calls(store), b'{"error":{"message":"this needs the role operator"}}'
+        for _ in range(3):  # a page asks again and again
+            await call("GET", "/v1/audit", 403, answer=refused)
+        await call("GET", "/v1/audit", 403, answer=refused, who=("bob", "pid 9"))
+        await call("GET", "/v1/jobs/7", 404)
+        await call("POST", "/v1/jobs/plan", 403, answer=refused)
+        await call("POST", "/v1/tunnel", 403, query_string=b"node=gpu1&port=80", answer=refused)
+        await call("POST", "/v1/tunnel", 503, query_string=b"node=gpu1&job=7&socket=talk", answer=b"")
+        await call("POST", "/v1/tunnel", 200, query_string=b"node=gpu1&port=80")
+        why = "refused: this needs the role operator"
+        assert await call.recorded() == [
+            ("read", "/v1/audit", why),
+            ("read", "/v1/audit", why),
+            ("POST /v1/jobs/plan", "", why),
+            ("tunnel", "gpu1 port 80", why),
+            ("tunnel", "gpu1 talk of job 7", "refused: 503"),
+        ]
+        await store.close()
+
+    asyncio.run(main())
+
+
+def test_the_end_of_a_tunnel_is_short_and_printable() -> None:
+    assert tunnel_end(b"node=gpu1&port=8265") == "gpu1 port 8265"
+    assert tunnel_end(b"node=a%1b%5d&port=" + b"9" * 1000).startswith("a�] port 9")
+    assert len(tunnel_end(b"node=" + b"x" * 1000)) == 300
+
+
+def test_who_does_most_pushes_out_their_own_entries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(audit_store, "MOST_ENTRIES", 50)
+
+    async def main() -> None:
+        store = store_at(tmp_path / "state.db")
+        await store.open()
+        await store.audit.add([entry(number, user="bob") for number in range(20)])
+        for first in range(0, 400, 40):
+            await store.audit.add([entry(number) for number in range(first, first + 40)])
+        kept = await store.audit.newest(1000)
+        assert [one.subject for one in kept if one.user == "bob"] == [str(number) for number in range(20)]
+        assert [one.subject for one in kept if one.user == "ann"] == [str(number) for number in range(370, 400)]
+        await store.close()
+
+    asyncio.run(main())
 
 
 def test_the_log_is_bounded_and_read_by_time_and_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

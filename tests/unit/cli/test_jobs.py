@@ -16,7 +16,7 @@ from ugro.cli.jobs.log_printer import Bytes, Documents, Prefixed
 from ugro.cli.jobs.moment import MOMENT
 from ugro.cli.jobs.submit import launch, run
 from ugro.cli.output import Output
-from ugro.client.jobs import LogPiece
+from ugro.client.job_logs import LogPiece
 from ugro.config.job.options import OPTIONS as JOB_OPTIONS
 from ugro.config.job.options import POSITIONAL
 from ugro.core.failure import Cause, Failure

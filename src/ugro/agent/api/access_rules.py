@@ -89,7 +89,8 @@ RULES: Mapping[str, Access] = {
     # A command runs on nodes as their account, without a job that others see.
     "POST /v1/exec": _OPERATES,
     "DELETE /v1/exec/{key}": _OPERATES,
-    "POST /v1/tunnel": _USES,  # to a job's socket: its own; to a port of a node: an operator's
+    # To a socket of their own jobs; or to a port of a node, which a job of theirs there could reach too (ops/tunnels).
+    "POST /v1/tunnel": _USES,
     # Code and environments on nodes.
     "GET /v1/sync": _SEES,
     "POST /v1/sync": _USES,  # of other accounts, their own client reads and sends the folder

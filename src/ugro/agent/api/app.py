@@ -123,8 +123,9 @@ def create_app(agent: Agent) -> FastAPI:
         docs_url=None,
         redoc_url=None,
         openapi_url=None,  # a route of our own, which states its role as all others
-        dependencies=[Depends(look_first), Depends(Gate(agent, RULES).check)],
+        dependencies=[Depends(look_first)],
     )
+    Gate(agent, RULES).guard(app)
     answer_errors(app)
     _add_agent_routes(app, agent)
     _add_cluster_routes(app, agent)
@@ -140,7 +141,7 @@ def create_app(agent: Agent) -> FastAPI:
     add_audit_routes(app, agent.audit)
     add_identity_routes(app, agent)
     add_discovery_routes(app, agent.discovery)
-    add_tunnel_routes(app, agent.tunnels)
+    add_tunnel_routes(app, agent.tunnels, agent.audit)
     add_power_routes(app, agent.power)
     add_hook_routes(app, agent.hooks)
     add_usage_routes(app, agent.usage)

@@ -1,6 +1,7 @@
 """Which requests change something, what they are called in the audit log, and what they are about. Pure.
 
-A request that no rule names is recorded by its method and path, so that a new route is never left out.
+A request that no rule names is recorded by its method and path, so that a new route is never left out. One that changes
+nothing is recorded if it was refused.
 """
 
 from __future__ import annotations
@@ -10,17 +11,21 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from urllib.parse import parse_qsl
 
 from ugro.core.support.secret import HIDDEN, looks_secret, masked_command, without_passwords
 
 SIGN_IN = "sign in"
+TUNNEL = "tunnel"
+READ = "read"
+READ_TOKEN = "read token of Ray cluster"
 LONGEST = 300  # of a subject, and of an outcome
 _READING = frozenset({"GET", "HEAD", "OPTIONS"})
 # They change nothing: a plan, a look at a file, a probe of hosts.
 _QUIET = re.compile(
     r"/v1/(jobs/plan|sweeps/plan|cluster/reload|examine|folders|recipes/launch|remote/.+|jobs/[^/]+/results/content)"
 )
-TUNNEL_PATH = "/v1/tunnel"  # records itself: one entry for all connections of a process to the same end
+TUNNEL_PATH = "/v1/tunnel"  # open ones record themselves: one entry for all of a process to the same end
 _JOB = r"/v1/jobs/([^/]+)"
 _NODE = r"/v1/nodes/(.+)"
 _NUMBER = re.compile(rb'"id":([0-9]+),"spec"')
@@ -104,6 +109,22 @@ def rule_for(method: str, path: str) -> tuple[Rule, str] | None:
         if found := pattern.fullmatch(path):
             return rule, found[1] if found.groups() else ""
     return Rule(method, path, f"{method} {bounded(path)}"), ""
+
+
+def refused_look(method: str, path: str, query: bytes, status: int) -> tuple[str, str] | None:
+    """Of a request that no rule names, what it is called and about: a tunnel that did not open, or a forbidden look."""
+    if path == TUNNEL_PATH:
+        return (TUNNEL, tunnel_end(query)) if status >= 400 else None
+    if status != 403:
+        return None
+    return (READ, bounded(path)) if method in _READING else (f"{method} {bounded(path)}", "")
+
+
+def tunnel_end(query: bytes) -> str:
+    """Where a tunnel leads to: a port of a node, or a socket of a job there."""
+    found = dict(parse_qsl(query.decode("ascii", "replace")))
+    node, port = found.get("node", ""), found.get("port")
+    return bounded(f"{node} port {port}" if port else f"{node} {found.get('socket')} of job {found.get('job')}")
 
 
 def subject(rule: Rule, named: str, request: bytes, answer: bytes) -> str | None:

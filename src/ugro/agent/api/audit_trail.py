@@ -1,4 +1,4 @@
-"""Records each request that changes something: the one place through which all of them pass."""
+"""Records each request that changes something or is refused: the one place through which all of them pass."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from ugro.agent.api.audit_rules import SIGN_IN, Rule, refusal, rule_for, subject
+from ugro.agent.api.audit_rules import SIGN_IN, Rule, refusal, refused_look, rule_for, subject
 from ugro.agent.ops.audit import AuditLog
 from ugro.agent.ops.team import user_name
 from ugro.core.audit import AuditEntry
@@ -21,6 +21,7 @@ from ugro.core.support.clock import boot_clock_s
 DONE = "done"
 REFUSED = "refused"
 _WANTED = 428
+_PERIOD_S = 3600.0  # in which a process is recorded once for the same look that is refused
 _MOST_REQUEST = 64 * 1024  # of a request that is looked into
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 Who = Callable[[Scope], tuple[str, str]]  # the user, and by what
@@ -38,11 +39,12 @@ class AuditTrail:
         self._is_stranger = is_stranger
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        found = rule_for(scope["method"], scope["path"]) if scope["type"] == "http" else None
-        if found is None:
+        if scope["type"] != "http":
             await self._app(scope, receive, send)
-            if self._is_stranger(scope) and _has_token(scope):
-                self._note(scope, SIGN_IN, "by token", REFUSED)
+            return
+        found = rule_for(scope["method"], scope["path"])
+        if found is None:
+            await self._look(scope, receive, send)
             return
         exchange = _Exchange(*found, receive, send)
         try:
@@ -51,12 +53,52 @@ class AuditTrail:
             if not exchange.is_unfinished and (about := exchange.subject) is not None:
                 self._note(scope, exchange.rule.action, about, exchange.outcome)
 
+    async def _look(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """A request that changes nothing."""
+        answer = _Answer(send)
+        try:
+            await self._app(scope, receive, answer.send)
+        finally:
+            self._note_look(scope, answer)
+
+    def _note_look(self, scope: Scope, answer: _Answer) -> None:
+        """If it was refused."""
+        if self._is_stranger(scope):
+            if _has_token(scope):
+                self._note(scope, SIGN_IN, "by token", REFUSED)
+            return
+        found = refused_look(scope["method"], scope["path"], scope.get("query_string", b""), answer.status)
+        if found is not None:
+            entry = self._entry(scope, *found, refusal(answer.status, answer.body))
+            now_s = boot_clock_s()
+            if self._audit.is_first(entry, int(now_s // _PERIOD_S)):
+                self._audit.note_refused(entry, now_s)
+
+    def _entry(self, scope: Scope, action: str, about: str, outcome: str) -> AuditEntry:
+        return AuditEntry(now(), *self._who(scope), action, about, outcome)
+
     def _note(self, scope: Scope, action: str, about: str, outcome: str) -> None:
-        entry = AuditEntry(now(), *self._who(scope), action, about, outcome)
-        if outcome != DONE and self._is_stranger(scope):
-            self._audit.note_stranger(entry, boot_clock_s())
+        entry = self._entry(scope, action, about, outcome)
+        if outcome != DONE:
+            self._audit.note_refused(entry, boot_clock_s())
         else:
             self._audit.note(entry)
+
+
+class _Answer:
+    """Of an error, with what it says."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.status = 0
+        self.body = b""
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+        elif self.status >= 400 and not self.body:
+            self.body = message.get("body", b"")
+        await self._send(message)
 
 
 class _Exchange:
@@ -119,8 +161,7 @@ class LocalProtocol(H11Protocol):
 
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]  # as in uvicorn
         super().connection_made(transport)
-        peer: socket.socket = transport.get_extra_info("socket")
-        pid, uid, _ = _CREDENTIALS.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+        pid, uid = credentials(transport.get_extra_info("socket"))
         self.client = peer_of = Peer((user_name(uid), pid))
         peer_of.uid = uid
         peer_of.lost = asyncio.Event()
@@ -129,6 +170,13 @@ class LocalProtocol(H11Protocol):
         super().connection_lost(exc)
         if isinstance(self.client, Peer):
             self.client.lost.set()
+
+
+def credentials(connection: socket.socket) -> tuple[int, int]:
+    """The process and the user that have opened a connection to a unix socket, as the kernel says."""
+    found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, uid, _ = _CREDENTIALS.unpack(found)
+    return pid, uid
 
 
 def _has_token(scope: Scope) -> bool:

@@ -1,26 +1,32 @@
-"""Lets each request in, or not: the one place where roles are enforced. A dependency of every route.
+"""Lets each request in, or not: the one place where roles are enforced, for every route.
 
-What accepts connections (the socket, the HTTPS API, the dashboard) says in a request's scope who asks.
+What accepts connections (the socket, the HTTPS API, the dashboard) says in a request's scope who asks. The role is
+checked before anything of the body is read: FastAPI would parse all of it first, for everybody. Whose the thing is that
+the path names takes a look into the store, and is a dependency.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fastapi import Request
+from fastapi import Depends, FastAPI, Request, Response
+from fastapi.routing import APIRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ugro.agent.agent import Agent
 from ugro.agent.api.access_rules import Access, Kind, check_owner, check_role
 from ugro.agent.api.audit_trail import Peer
+from ugro.agent.door import CONNECTION
 from ugro.agent.ops.team import NAMES, Team
 from ugro.agent.support.caller import enter
 from ugro.core.errors import NotAllowed
 from ugro.core.identity import Caller
 
 CALLER = "ugro.caller"  # in a request's scope: who asks; None is a stranger
+_ACCESS = "ugro.access"  # in the scope of a request whose role was checked: the rule of its route
 _ONLY = "-"  # in the place of a Ray cluster's name: the only one
 
 
@@ -29,17 +35,28 @@ class Gate:
         self._agent = agent
         self._rules = rules
 
-    async def check(self, request: Request) -> None:
-        """Raises NotAllowed; NotFound for what the caller must not know of."""
+    def guard(self, app: FastAPI) -> None:
+        """All routes that are added to it from now on."""
+        app.router.route_class = _guarded_by(self)
+        app.router.dependencies.append(Depends(self.check))
+
+    def admit(self, request: Request) -> None:
+        """By the role alone, before the body is read. Raises NotAllowed."""
         caller: Caller | None = request.scope.get(CALLER)
         access = self._rules.get(f"{_method(request)} {_template(request.scope)}")
+        request.scope[_ACCESS] = access
         if access is not None and access.role is None:
             return
         if caller is None:
             raise stranger(request.scope.get("client"))
         check_role(caller, access)
         enter(caller)
-        if access is not None and access.kind is not None and not caller.sees_all:
+
+    async def check(self, request: Request) -> None:
+        """Whose it is. Raises NotAllowed; NotFound for what the caller must not know of."""
+        access: Access | None = request.scope[_ACCESS]
+        caller: Caller | None = request.scope.get(CALLER)
+        if access is not None and access.kind is not None and caller is not None and not caller.sees_all:
             await self._check_thing(caller, access, access.kind, request.path_params)
 
     async def _check_thing(self, caller: Caller, access: Access, kind: Kind, path: dict[str, Any]) -> None:
@@ -73,6 +90,20 @@ class _Thing:
     name: str
 
 
+def _guarded_by(gate: Gate) -> type[APIRoute]:
+    class GuardedRoute(APIRoute):
+        def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+            answer = super().get_route_handler()
+
+            async def admitted(request: Request) -> Response:
+                gate.admit(request)
+                return await answer(request)
+
+            return admitted
+
+    return GuardedRoute
+
+
 class SocketCallers:
     """Says who asks, of requests on a unix socket: by the process that opened the connection."""
 
@@ -83,7 +114,9 @@ class SocketCallers:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if isinstance(peer := scope.get("client"), Peer):
-            scope[CALLER] = self._team.peer(peer.uid, peer[1], is_of_team=self._is_of_team)
+            scope[CALLER] = caller = self._team.peer(peer.uid, peer[1], is_of_team=self._is_of_team)
+            if self._is_of_team:
+                scope[CONNECTION].identify(is_known=caller is not None)
         await self._app(scope, receive, send)
 
 

@@ -5,14 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-from fastapi import FastAPI, Query, Response
+from fastapi import FastAPI, Query, Request, Response
 from pydantic import Field
 
 from ugro.agent.agent import Agent
+from ugro.agent.api.audit_rules import READ_TOKEN
+from ugro.agent.api.audit_trail import DONE, now
+from ugro.agent.api.gate import who
 from ugro.agent.api.responses import Body, LiveResponse, json_response, ndjson
 from ugro.agent.jobs.submission import Needs, Submit
 from ugro.agent.support.caller import SeenUser
 from ugro.config.names import is_job_name
+from ugro.core.audit import AuditEntry
 from ugro.core.errors import UsageError
 from ugro.core.ray_cluster import ClusterWish
 
@@ -57,9 +61,11 @@ def add_ray_cluster_routes(app: FastAPI, agent: Agent) -> None:
         return json_response({"cluster": await clusters.get(_name(name))})
 
     @app.get("/v1/ray-clusters/{name}/access")
-    async def access(name: str) -> Response:
+    async def access(request: Request, name: str) -> Response:
         """With the token."""
-        return json_response({"access": await clusters.access(_name(name))})
+        owner, found = await clusters.access(_name(name))
+        _note_reader(agent, request, found.name, owner)
+        return json_response({"access": found})
 
     @app.post("/v1/ray-clusters/{name}/scale")
     async def scale(name: str, body: ScaleBody) -> Response:
@@ -68,6 +74,13 @@ def add_ray_cluster_routes(app: FastAPI, agent: Agent) -> None:
     @app.delete("/v1/ray-clusters/{name}")
     async def stop(name: str) -> Response:
         return json_response({"cluster": await clusters.stop(_name(name))})
+
+
+def _note_reader(agent: Agent, request: Request, cluster: str, owner: str) -> None:
+    """An operator who has read the token can act as the cluster's owner there from now on."""
+    user, via = who(request.scope)
+    if user != owner:
+        agent.audit.note(AuditEntry(now(), user, via, READ_TOKEN, f"{cluster} of {owner}", DONE))
 
 
 def _name(word: str) -> str | None:

@@ -13,10 +13,11 @@ from typing import Annotated
 from fastapi import FastAPI, Query, Request, Response
 from starlette.types import Receive, Scope, Send
 
-from ugro.agent.api.audit_rules import TUNNEL_PATH, bounded
+from ugro.agent.api.audit_rules import TUNNEL, TUNNEL_PATH, tunnel_end
 from ugro.agent.api.audit_trail import DONE, Peer, now
 from ugro.agent.api.gate import who
-from ugro.agent.ops.tunnels import ACTION, Tunnels, Wanted
+from ugro.agent.ops.audit import AuditLog
+from ugro.agent.ops.tunnels import Tunnels, Wanted
 from ugro.core.audit import AuditEntry
 from ugro.core.errors import NotAllowed, UgroError, UsageError
 from ugro.core.support.codec import dumps
@@ -29,7 +30,7 @@ Port = Annotated[int | None, Query(ge=1, le=65535)]
 Name = Annotated[str | None, Query(max_length=200)]
 
 
-def add_tunnel_routes(app: FastAPI, tunnels: Tunnels) -> None:
+def add_tunnel_routes(app: FastAPI, tunnels: Tunnels, audit: AuditLog) -> None:
     @app.post(TUNNEL_PATH)
     async def connect(
         request: Request, node: str, port: Port = None, job: Name = None, socket: Name = None
@@ -38,15 +39,11 @@ def add_tunnel_routes(app: FastAPI, tunnels: Tunnels) -> None:
             raise NotAllowed("a tunnel needs the agent's socket", hint="use the command line on the master, or by ssh")
         if (port is None) == (job is None or socket is None):
             raise UsageError("a tunnel needs a port, or a job and a socket")
-        wanted = Wanted(node, port, job, socket)
-        outcome = DONE
-        try:
-            return TunnelResponse(tunnels, await tunnels.open(wanted))
-        except UgroError as error:
-            outcome = bounded(f"refused: {error.message}")
-            raise
-        finally:
-            tunnels.note(AuditEntry(now(), *who(request.scope), ACTION, bounded(str(wanted)), outcome))
+        duplex = await tunnels.open(Wanted(node, port, job, socket))
+        entry = AuditEntry(now(), *who(request.scope), TUNNEL, tunnel_end(request.scope["query_string"]), DONE)
+        if audit.is_first(entry):
+            audit.note(entry)
+        return TunnelResponse(tunnels, duplex)
 
 
 class TunnelResponse(Response):

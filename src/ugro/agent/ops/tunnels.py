@@ -5,21 +5,20 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from ugro.agent.ops.audit import AuditLog
 from ugro.agent.support.caller import caller
 from ugro.agent.tracking.cluster import Cluster
-from ugro.core.audit import AuditEntry
 from ugro.core.errors import NotAllowed, NotFound, Unreachable
+from ugro.core.identity import Role
 from ugro.core.job import Job
 from ugro.core.login import node_of
 from ugro.nodes import tunnels
 from ugro.nodes.calls import Duplex
+from ugro.nodes.node import Node
 from ugro.nodes.runs import Identity
 from ugro.nodes.tunnels import PortTarget, SocketTarget
 
-ACTION = "tunnel"
 MOST = 256
-_MOST_NOTED = 4096
+LoginFor = Callable[[Node, str], str]  # the name of a user's login on a node, or of the node
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,36 +30,37 @@ class Wanted:
     job: str | None = None
     socket: str | None = None
 
-    def __str__(self) -> str:
-        return f"{self.node} port {self.port}" if self.port else f"{self.node} {self.socket} of job {self.job}"
-
 
 class Tunnels:
     def __init__(
         self,
         cluster: Cluster,
-        audit: AuditLog,
         identity: Callable[[], Identity],
         find_job: Callable[[str], Awaitable[Job]],
+        login_for: LoginFor,
     ) -> None:
         self._cluster = cluster
-        self._audit = audit
         self._identity = identity
         self._find_job = find_job
+        self._login_for = login_for
         self._open: set[Duplex] = set()
         self._opening = 0
-        self._noted: dict[tuple[str, str, str], None] = {}
 
     @property
     def count(self) -> int:
         return len(self._open)
 
-    async def open(self, wanted: Wanted) -> Duplex:
+    async def open(self, wanted: Wanted, *, is_chosen_here: bool = False) -> Duplex:
+        """``is_chosen_here``: the agent has chosen the port, of something that the caller may use."""
         if self.count + self._opening >= MOST:
             raise NotAllowed(f"{MOST} connections to nodes are open, which is the most at once", hint="close some")
-        self._cluster.inventory.named(wanted.node)
-        through, target = await self._target(wanted)
-        node = self._cluster.inventory.get(through)
+        named = self._cluster.inventory.named(wanted.node)
+        if wanted.port is not None:
+            node = named if is_chosen_here else self._own_login(named)
+            target: PortTarget | SocketTarget = PortTarget(wanted.port)
+        else:
+            through, target = await self._socket(wanted)
+            node = self._cluster.inventory.get(through)
         # A node that is connecting for the first time gets the time a connection may take.
         ready_s = 2 * self._cluster.config.ssh.connect_timeout
         self._opening += 1
@@ -79,19 +79,27 @@ class Tunnels:
         for duplex in self._open:
             duplex.cancel(Unreachable("the agent stops", cause="closed"))
 
-    def note(self, entry: AuditEntry) -> None:
-        """The first of a process to the same end: a browser opens hundreds, which would push out all other entries."""
-        key = (entry.user, entry.via, f"{entry.subject} {entry.outcome}")
-        if key not in self._noted:
-            self._noted[key] = None
-            if len(self._noted) > _MOST_NOTED:
-                del self._noted[next(iter(self._noted))]
-            self._audit.note(entry)
+    def _own_login(self, node: Node) -> Node:
+        """Where jobs run in the accounts of their users, a user gets as far as a job of theirs would.
 
-    async def _target(self, wanted: Wanted) -> tuple[str, PortTarget | SocketTarget]:
+        No login is opened for it: somebody without an account there could have the agent fail to log in all day.
+        """
+        asks = caller()
+        if asks is None or asks.role.covers(Role.OPERATOR):
+            return node
+        name = self._login_for(node, asks.user)
+        if name == node.spec.name:
+            return node
+        login = self._cluster.inventory.find(name)
+        if login is None:
+            hint = "it opens when a job of yours waits or runs there; an operator connects without it"
+            raise NotAllowed(f"{node.spec.name} has no open login of {asks.user}'s", hint=hint)
+        if login.link is None and login.error is not None:
+            raise login.error.with_traceback(None)
+        return login
+
+    async def _socket(self, wanted: Wanted) -> tuple[str, SocketTarget]:
         """And through which login: a job's socket is in its own account."""
-        if wanted.port is not None:
-            return wanted.node, PortTarget(wanted.port)
         assert wanted.job is not None
         assert wanted.socket is not None
         job = await self._find_job(wanted.job)

@@ -117,19 +117,14 @@ class RayClusters:
     async def get(self, word: str | None) -> ClusterView:
         return await self.view(await self.find(word))
 
-    async def access(self, word: str | None) -> Access:
+    async def access(self, word: str | None) -> tuple[str, Access]:
+        """Its user, and what opens it."""
         found = await self.find(word, is_open=True)
         asks = caller()
         self.expect_open_to(found, asks.user if asks is not None else found.user)
-        head = found.head
-        return Access(
-            found.name,
-            f"{head.address}:{head.port}",
-            found.token,
-            self._cluster.config.ray.namespace,
-            head.dashboard_port,
-            head.node,
-        )
+        head, namespace = found.head, self._cluster.config.ray.namespace
+        address = f"{head.address}:{head.port}"
+        return found.user, Access(found.name, address, found.token, namespace, head.dashboard_port, head.node)
 
     def expect_open_to(self, cluster: RayCluster, user: str) -> None:
         """Who uses it runs code as its user, which on their own account nobody else does. Raises NotAllowed."""

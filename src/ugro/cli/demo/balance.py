@@ -16,7 +16,7 @@ from ugro.cli.demo.training import script, show_command
 from ugro.cli.jobs.describe import sentence
 from ugro.cli.output import Cell, Output
 from ugro.client.client import Client
-from ugro.client.jobs import LogPiece
+from ugro.client.job_logs import LogPiece
 from ugro.core.errors import UgroError
 from ugro.core.job import Job, JobState
 

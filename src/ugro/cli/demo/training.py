@@ -16,7 +16,7 @@ from ugro.cli.jobs.describe import sentence
 from ugro.cli.jobs.log_printer import Prefixed
 from ugro.cli.output import Cell, Output
 from ugro.client.client import Client
-from ugro.client.jobs import LogChoice, LogPiece
+from ugro.client.job_logs import LogChoice, LogPiece
 from ugro.core.errors import UgroError
 from ugro.core.job import Job, JobState
 from ugro.lab import train

@@ -7,7 +7,7 @@ from ugro.cli.jobs.log_printer import dropped
 from ugro.cli.jobs.result_summary import show_results
 from ugro.cli.output import Output
 from ugro.client.client import Client
-from ugro.client.jobs import LogPiece
+from ugro.client.job_logs import LogPiece
 from ugro.core.job import Job, JobState
 
 _SHOWN_RANK = 0

@@ -6,7 +6,7 @@ import binascii
 from typing import Any, Protocol
 
 from ugro.cli.output import Output, Style
-from ugro.client.jobs import LogPiece
+from ugro.client.job_logs import LogPiece
 from ugro.core.support.quantity import format_size
 
 _LONGEST_LINE = 64 * 1024  # that is buffered until its end arrives

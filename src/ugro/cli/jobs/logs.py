@@ -12,7 +12,7 @@ from ugro.cli.jobs.log_printer import Bytes, Documents, Prefixed, Printer
 from ugro.cli.jobs.moment import MOMENT, SINCE
 from ugro.cli.output import Output
 from ugro.cli.session import Session, json_option, pass_session
-from ugro.client.jobs import LogChoice
+from ugro.client.job_logs import LogChoice
 from ugro.core.errors import UsageError
 from ugro.core.job import Job
 

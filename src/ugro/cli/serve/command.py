@@ -14,7 +14,7 @@ from ugro.cli.serve.keys import key
 from ugro.cli.serve.options import ServeCommand, ServeGroup, how_to_serve, share_of, what_to_run, wish_of
 from ugro.cli.serve.show import expect_well, live, show, show_list, wait_ready
 from ugro.cli.session import Session, json_option, pass_session
-from ugro.client.jobs import LogChoice
+from ugro.client.job_logs import LogChoice
 from ugro.core.errors import NotFound, UgroError, UsageError
 from ugro.core.service import ServiceReport
 

@@ -21,7 +21,7 @@ from ugro.cli.top.keys import HELP, Act, Controls, LogView, footer, pressed
 from ugro.cli.top.view import SORTS, Group, Item, Seen, groups, headline, lines
 from ugro.cli.untrusted import TerminalFilter
 from ugro.client.client import Client
-from ugro.client.jobs import LogChoice
+from ugro.client.job_logs import LogChoice
 from ugro.core.errors import UgroError, Unreachable
 from ugro.core.job import FINAL_STATES, WAITING_STATES, Job, JobState
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 from urllib.parse import quote, unquote_to_bytes
 
 from ugro.client.http import AgentGone, lines
-from ugro.client.jobs import trying_again
+from ugro.client.retrying import trying_again
 from ugro.core.errors import UgroError, error_from_wire
 from ugro.remote import wire
 

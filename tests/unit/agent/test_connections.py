@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from ugro.web.door import DoorLimits, leaving
+from ugro.agent.door import DoorLimits, leaving
 
 LIMITS = DoorLimits(connections=6, strangers=4)
 
@@ -53,3 +53,14 @@ def test_where_descriptors_are_few_one_comes_for_another_that_goes() -> None:
 @pytest.mark.parametrize(("limit", "free"), [(256, 64), (1024, 256), (65_536, 16_384)])
 def test_a_quarter_of_the_descriptors_is_left_to_the_agent(limit: int, free: int) -> None:
     assert LIMITS.free_descriptors(limit) == free
+
+
+def test_who_has_as_many_as_one_may_have_gives_way_alone() -> None:
+    limits = DoorLimits(connections=6, of_one_peer=2, strangers=4)
+    busy = Guest("uid 1", is_known=True, is_waiting=False)
+    idle = Guest("uid 1", is_known=True)
+    other = Guest("uid 2", is_known=True)
+    assert leaving([other, busy, idle], limits, "uid 1") == [idle]
+    assert leaving([other, busy, busy], limits, "uid 1") is None
+    assert leaving([other, busy, busy], limits, "uid 2") == []
+    assert leaving([other, busy, busy], LIMITS, "uid 1") == []

@@ -1,8 +1,9 @@
-"""The dashboard's door: accepts connections, and keeps them from using up what the agent needs for its jobs.
+"""A door: accepts connections of others, and keeps them from using up what the agent needs for its jobs.
 
-Everybody on this machine can connect. Until a request has shown a cookie or the token, a connection is a stranger's:
-there are few of them, for a short time, and when there is no room the oldest goes. Uvicorn's own limits apply only
-after a connection was accepted and has sent a request, so connections are accepted here, one per pass of the loop.
+The dashboard, the HTTPS API and the team's socket have one. Until a request has shown who asks, a connection is a
+stranger's: there are few of them, for a short time, and when there is no room the oldest goes. Uvicorn's own limits
+apply only after a connection was accepted and has sent a request, so connections are accepted here, one per pass of the
+loop.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ import logging
 import socket
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 import uvicorn
 from starlette.types import Receive, Scope, Send
@@ -27,7 +28,7 @@ from ugro.core.support import descriptors
 
 log = logging.getLogger(__name__)
 # Anybody can send requests that are no HTTP: they must not be able to fill the log. Failures of ours are errors.
-_http_log = logging.getLogger("uvicorn.error.dashboard")
+_http_log = logging.getLogger("uvicorn.error.door")
 _http_log.setLevel(logging.ERROR)
 
 CONNECTION = "ugro.connection"  # in a request's scope
@@ -43,11 +44,13 @@ _FULL = (
 @dataclass(frozen=True, slots=True)
 class DoorLimits:
     connections: int = 400
+    of_one_peer: int | None = None  # of them
     strangers: int = 100
-    stranger_s: float = 10.0  # from the connection to a request with a cookie or the token
+    stranger_s: float = 10.0  # from the connection to a request that shows who asks
     head_s: float = 10.0  # from an answer to the next complete head
     body_s: float = 30.0
     handshake_s: float = 5.0  # of TLS
+    streams: Collection[str] = ()  # the paths whose bodies may take any time
 
     def free_descriptors(self, limit: int) -> int:
         """So many are left to the agent: to its API, its links to nodes and its files."""
@@ -56,6 +59,8 @@ class DoorLimits:
 
 class Connection(H11Protocol):
     """Knows how long it has waited for its client, and whether a request of it was let in."""
+
+    full: ClassVar[bytes] = _FULL  # what those are answered for whom there is no room
 
     def __init__(self, door: Door, peer: str, descriptor: int) -> None:
         super().__init__(door.config, door.server.server_state, {})
@@ -68,6 +73,11 @@ class Connection(H11Protocol):
         self.began = self.since = time.monotonic()
         self.opening: asyncio.Task[Any] | None = None
         self.app = functools.partial(self._run, self.app)
+
+    @staticmethod
+    def peer_of(accepted: socket.socket) -> str:
+        """Who is on the other end, as far as that is known before a request."""
+        return str(accepted.getpeername()[0])
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn
         self.is_open = True
@@ -97,6 +107,8 @@ class Connection(H11Protocol):
             return now - self.began > limits.stranger_s
         if self.is_waiting:
             return now - self.since > limits.head_s
+        if self.cycle.scope["path"] in limits.streams:
+            return False
         return self.cycle.more_body and now - self.since > limits.body_s
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -113,11 +125,19 @@ class Connection(H11Protocol):
 
 
 class Door:
+    """``what``: its name in the log. ``kind``: of its connections."""
+
     def __init__(
-        self, server: uvicorn.Server, limits: DoorLimits | None = None, *, what: str = "the dashboard"
+        self,
+        server: uvicorn.Server,
+        limits: DoorLimits | None = None,
+        *,
+        what: str = "the dashboard",
+        kind: type[Connection] = Connection,
     ) -> None:
         self.server = server
-        self._what = what  # in the log
+        self._what = what
+        self._kind = kind
         self.config = server.config
         self.limits = limits or DoorLimits()
         self._inside: dict[Connection, None] = {}  # oldest first
@@ -141,20 +161,25 @@ class Door:
         loop = asyncio.get_running_loop()
         while True:
             try:
-                accepted, address = await loop.sock_accept(listener)
+                accepted, _ = await loop.sock_accept(listener)
             except OSError as error:  # the client left again, or there are no descriptors
                 self._say("cannot accept a connection to %s: %s", self._what, error)
                 await asyncio.sleep(_PAUSE_S if error.errno in _EXHAUSTED else 0)
                 continue
-            self._admit(accepted, str(address[0]))
+            self._admit(accepted)
             await asyncio.sleep(0)  # one that waits is accepted at once: jobs come first
 
-    def _admit(self, accepted: socket.socket, peer: str) -> None:
+    def _admit(self, accepted: socket.socket) -> None:
+        try:
+            peer = self._kind.peer_of(accepted)
+        except OSError:  # it has left
+            accepted.close()
+            return
         # The system gives the lowest number that is free: when one of ours was opened, so many were in use.
         limit, number = descriptors.limit(), accepted.fileno()
         highest = max((number, *(one.descriptor for one in self._inside)))
         is_tight = highest >= limit - self.limits.free_descriptors(limit)
-        goes = leaving(list(self._inside), self.limits, is_tight=is_tight)
+        goes = leaving(list(self._inside), self.limits, peer, is_tight=is_tight)
         if goes is None:
             self._refuse(accepted, "the agent has few descriptors left" if is_tight else "there are too many")
             return
@@ -162,7 +187,7 @@ class Door:
             many = "many connections to %s (one from %s): old ones without a request are closed"
             self._say(many, self._what, peer)
             one.end()
-        connection = Connection(self, peer, number)
+        connection = self._kind(self, peer, number)
         self._inside[connection] = None
         connection.opening = asyncio.create_task(self._open(connection, accepted), name="open a connection")
         self._tasks.add(connection.opening)
@@ -193,7 +218,7 @@ class Door:
         with accepted:
             if self.config.ssl is None:
                 with contextlib.suppress(OSError):  # it has left
-                    accepted.send(_FULL)
+                    accepted.send(self._kind.full)
 
     async def _close_overdue(self) -> None:
         while True:
@@ -220,17 +245,24 @@ class Guest(Protocol):
 G = TypeVar("G", bound=Guest)
 
 
-def leaving(inside: Sequence[G], limits: DoorLimits, *, is_tight: bool = False) -> list[G] | None:
-    """Who leaves so that one more has room, given the oldest first; None: nobody does, and there is no room.
+def leaving(inside: Sequence[G], limits: DoorLimits, peer: str = "", *, is_tight: bool = False) -> list[G] | None:
+    """Who leaves so that one more of ``peer`` has room, given the oldest first; None: nobody does, there is no room.
 
-    Of strangers, the oldest of the address that has most. A signed-in browser opens an idle connection again.
-    ``is_tight``: there is no room for more than are inside.
+    Who has as many as one may have gives way alone. Of strangers, the oldest of the peer that has most leaves. A client
+    that was let in opens an idle connection again. ``is_tight``: there is no room for more than are inside.
     """
+    own = [one for one in inside if one.peer == peer]
+    if limits.of_one_peer is not None and len(own) >= limits.of_one_peer:
+        return _idle(own)
     strangers = [one for one in inside if not one.is_known]
     if strangers and (is_tight or len(strangers) >= limits.strangers):
         ((crowd, _),) = Counter(one.peer for one in strangers).most_common(1)
         return [next(one for one in strangers if one.peer == crowd)]
     if not is_tight and len(inside) < limits.connections:
         return []
-    idle = next((one for one in inside if one.is_waiting), None)
+    return _idle(inside)
+
+
+def _idle(guests: Sequence[G]) -> list[G] | None:
+    idle = next((one for one in guests if one.is_waiting), None)
     return None if idle is None else [idle]

@@ -1,0 +1,102 @@
+"""Through which login a connection to a port of a node goes."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from ugro.agent.ops.tunnels import Tunnels, Wanted
+from ugro.agent.support.caller import enter
+from ugro.agent.tracking.cluster import Cluster
+from ugro.agent.tracking.logins import Logins
+from ugro.agent.tracking.run_tracker import RunTracker
+from ugro.core.errors import NotAllowed, UgroError, Unreachable
+from ugro.core.identity import Caller, Role
+from ugro.core.job import Job
+from ugro.core.node import NodeSpec
+from ugro.nodes.runs import Identity
+
+ANN = Caller("ann", Role.USER, "pid 1")
+OLGA = Caller("olga", Role.OPERATOR, "pid 2")
+PORT = Wanted("gpu1", 8265)
+
+
+@dataclass(eq=False)
+class FakeNode:
+    spec: NodeSpec
+    link: Any = "open"
+    error: Unreachable | None = None
+    machine: Any = field(default_factory=lambda: SimpleNamespace(user="ugro"))
+
+    async def ready(self, timeout_s: float) -> None:
+        raise Unreachable(f"through {self.spec.name}", cause="test")
+
+
+class FakeInventory:
+    def __init__(self, account: str | None, *logins: FakeNode) -> None:
+        self.node = FakeNode(NodeSpec("gpu1", account=account))
+        self._logins = {login.spec.name: login for login in logins}
+
+    def named(self, word: str) -> FakeNode:
+        assert word == "gpu1"
+        return self.node
+
+    def find(self, name: str) -> FakeNode | None:
+        return self.node if name == "gpu1" else self._logins.get(name)
+
+
+async def _no_job(word: str) -> Job:
+    pytest.fail(f"asked for job {word}")
+
+
+def outcome(caller: Caller | None, inventory: FakeInventory, *, is_chosen_here: bool = False) -> str:
+    """Which login it went through, or why it did not."""
+
+    async def attempt() -> str:
+        if caller is not None:
+            enter(caller)
+        cluster = SimpleNamespace(inventory=inventory, config=SimpleNamespace(ssh=SimpleNamespace(connect_timeout=1)))
+        logins = Logins(cast(RunTracker, SimpleNamespace(inventory=inventory)))
+        tunnels = Tunnels(cast(Cluster, cluster), lambda: Identity("", 0), _no_job, logins.name_for)
+        with pytest.raises(UgroError) as refused:
+            await tunnels.open(PORT, is_chosen_here=is_chosen_here)
+        assert tunnels.count == 0
+        kind = "refused: " if isinstance(refused.value, NotAllowed) else ""
+        return kind + refused.value.message
+
+    return asyncio.run(attempt())
+
+
+def login(**more: Any) -> FakeNode:
+    return FakeNode(NodeSpec("gpu1").login("ann"), **more)
+
+
+def test_where_all_jobs_have_one_account_a_user_has_it_too() -> None:
+    assert outcome(ANN, FakeInventory(None)) == "through gpu1"
+
+
+def test_a_user_without_an_open_login_does_not_get_the_nodes_own() -> None:
+    assert outcome(ANN, FakeInventory("{user}")) == "refused: gpu1 has no open login of ann's"
+
+
+def test_a_user_gets_as_far_as_a_job_of_theirs_would() -> None:
+    assert outcome(ANN, FakeInventory("{user}", login())) == "through ann@gpu1"
+    denied = Unreachable("login denied", cause="login-denied")
+    assert outcome(ANN, FakeInventory("{user}", login(link=None, error=denied))) == "login denied", "and is not dialled"
+
+
+def test_an_account_that_is_the_nodes_own_needs_no_login() -> None:
+    assert outcome(ANN, FakeInventory("ugro")) == "through gpu1"
+
+
+@pytest.mark.parametrize("caller", [OLGA, None], ids=["operator", "the agent itself"])
+def test_operators_and_the_agent_use_the_nodes_own(caller: Caller | None) -> None:
+    assert outcome(caller, FakeInventory("{user}")) == "through gpu1"
+
+
+def test_a_port_that_the_agent_has_chosen_is_reached_for_everybody_who_may_use_it() -> None:
+    assert outcome(ANN, FakeInventory("{user}"), is_chosen_here=True) == "through gpu1"
