@@ -234,7 +234,8 @@ class EnvironmentSection(Section):
     @property
     def addresses(self) -> tuple[str, ...]:
         """All places where packages are looked for; what its files say is not among them."""
-        others = (one for override in self.overrides.values() for one in (override.index_url, *override.extra_index_url))
+        overrides = self.overrides.values()
+        others = (one for override in overrides for one in (override.index_url, *override.extra_index_url))
         return tuple(one for one in (self.index_url, *self.extra_index_url, *self.find_links, *others) if one)
 
     def located(self, folder: Callable[[str], Path]) -> Self:

@@ -6,6 +6,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from ugro.config.channels import CHANNELS, LOG, Channel
+from ugro.config.dashboard import Dashboard
 from ugro.config.discovery import Discovery
 from ugro.config.export import ExportSection
 from ugro.config.hooks import Hooks
@@ -297,36 +298,6 @@ class Energy(Section):
         None, _NUMBER, "The price of a kilowatt-hour; null shows no cost.", example=0.32
     )
     currency: str = key("EUR", LABEL, "The currency of the price.")
-
-
-@section
-class Dashboard(Section):
-    """The web page that the agent serves. To open it, use a link from `ugro dashboard`, or the token."""
-
-    enabled: bool = key(True, _BOOL, "Whether the agent serves the dashboard.")
-    host: str = key(
-        "127.0.0.1", HOST, "The address to listen on; 0.0.0.0 is all addresses, and warns if there is no TLS."
-    )
-    port: int = key(8099, _PORT, "The port to listen on; another one if it is taken.")
-    names: tuple[str, ...] = key(
-        (),
-        ListOf("a list of host names such as [gpu-master.lan]", HOST),
-        "Host names under which browsers may call the dashboard, besides its own address.",
-        example=("lab.lan",),
-    )
-    launch: bool | None = key(
-        None,
-        _BOOL,
-        "Whether browsers may launch a job again with changes. Null is true if `host` is a loopback address, else "
-        "false.",
-        example=True,
-    )
-    certificate_file: str | None = key(
-        None, LOCAL_PATH, "A TLS certificate (PEM); with it, the dashboard is https.", example="~/.ugro/cert.pem"
-    )
-    key_file: str | None = key(
-        None, LOCAL_PATH, "The certificate's private key, if it is in another file.", example="~/.ugro/key.pem"
-    )
 
 
 @section

@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ugro.agent.api.body_limit import BodyLimit
 from ugro.agent.api.gate import CALLER
 from ugro.agent.door import CONNECTION, Connection
-from ugro.config.schema import Dashboard
+from ugro.config.dashboard import Dashboard
 from ugro.core.identity import Caller
 from ugro.core.support.loopback import is_loopback
 from ugro.web.streams import Streams

@@ -11,7 +11,7 @@ from fastapi import FastAPI
 
 from ugro.agent.agent import Agent
 from ugro.agent.door import Door
-from ugro.config.schema import Dashboard
+from ugro.config.dashboard import Dashboard
 from ugro.core.agent import DashboardLink
 from ugro.core.errors import NotAllowed, UgroError
 from ugro.core.support.clock import boot_clock_s

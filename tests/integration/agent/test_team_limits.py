@@ -89,7 +89,7 @@ class TeamRig:
         with ours, theirs:
             subprocess.run(
                 [PYTHON, "-I", "-c", _CONNECT, self.path, str(count)],
-                stdin=theirs, user=account.pw_uid, group=account.pw_gid, extra_groups=[],
+                stdin=theirs.fileno(), user=account.pw_uid, group=account.pw_gid, extra_groups=[],
                 cwd="/", check=True, timeout=_ANSWER_S,
             )  # fmt: skip
             _, numbers, _, _ = socket.recv_fds(ours, 1, count)

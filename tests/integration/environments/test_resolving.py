@@ -220,7 +220,8 @@ async def test_a_package_learns_no_password_from_what_it_needs(
     for variable in ("HF_TOKEN", "HTTPS_PROXY", "https_proxy"):
         with index() as served:
             place = f"http://127.0.0.1:{served.port}/files"
-            needs = wheel(tmp_path / variable, "needy", requires=[f"other @ {place}/${{{variable}}}/x-1.0-py3-none-any.whl"])
+            address = f"{place}/${{{variable}}}/x-1.0-py3-none-any.whl"
+            needs = wheel(tmp_path / variable, "needy", requires=[f"other @ {address}"])
             served.wheels.append(needs)
             async with resolver(tmp_path, uv_home) as here:
                 for package in ("needy", f"needy @ {place}/{needs.path.name}"):

@@ -77,7 +77,7 @@ MUTANTS = (
     ),
     Mutant(
         "a package is built on the agent's machine for a member",
-        (Edit(_RESOLVING, '("--only-binary", ":all:") if request.is_foreign else ()', "()"),),
+        (Edit(_RESOLVING, '("--only-binary", ":all:", ', "("),),
         (*RESOLVING, "-k", "built"),
     ),
     Mutant(

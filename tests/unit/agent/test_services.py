@@ -33,6 +33,9 @@ class Nobody:
     async def with_reasons(self, jobs: list[Job]) -> list[Job]:
         return jobs
 
+    def is_personal(self, cluster: RayCluster) -> bool:
+        return False
+
     async def lack_of_serve(self, cluster: RayCluster) -> None: ...
 
     preparing = None
@@ -99,17 +102,17 @@ def test_a_cluster_is_for_its_user_and_its_passwords_are_for_nobody_else(tmp_pat
         plain = await store.ray_clusters.add(cluster(1))
         for may in (ann, olga, alone):
             enter(may)
-            assert await places.existing("ray") == plain
+            assert await places.existing("ray", may.user) == plain
         enter(bob)
         with pytest.raises(NotAllowed, match="the Ray cluster ray is ann's"):
-            await places.existing("ray")
+            await places.existing("ray", "bob")
         await store.ray_clusters.put(replace(plain, environment=PASSWORD))
         for may in (ann, alone):
             enter(may)
-            assert (await places.existing("ray")).environment == PASSWORD
+            assert (await places.existing("ray", may.user)).environment == PASSWORD
         enter(olga)
         with pytest.raises(NotAllowed, match="has passwords of ann"):
-            await places.existing("ray")
+            await places.existing("ray", "olga")
 
     in_store(tmp_path, work)
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from starlette.types import Receive, Scope, Send
 
 from ugro.agent.jobs.service import Change
-from ugro.config.schema import Dashboard
+from ugro.config.dashboard import Dashboard
 from ugro.core.node import Disk, Facts, Gpu, NodeReport, Status, by_name
 from ugro.web import formatting
 from ugro.web.access import may_launch

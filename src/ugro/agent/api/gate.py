@@ -7,7 +7,6 @@ the path names takes a look into the store, and is a dependency.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from typing import Any

@@ -141,6 +141,7 @@ COMMAND = replace(TRAINING, launcher=Launcher.COMMAND, argv=("train.py", "--api-
 
 
 @pytest.mark.proof
+@pytest.mark.proof
 @pytest.mark.parametrize(
     ("spec", "nodes"),
     [(TRAINING, 1), (TRAINING, 2), (TRAINING, 5), (COMMAND, 1), (JobSpec("echo", ("true",)), 1)],
@@ -152,7 +153,8 @@ def test_the_jobs_and_pods_of_a_jobset_follow_the_published_schemas(spec: JobSpe
     placed = Placement(tuple(Share(f"gpu{number}", (0, 1) if spec is TRAINING else ()) for number in range(nodes)))
     document = manifest(job_of(spec, placed))
     [group] = document["spec"]["replicatedJobs"]
-    made = {"apiVersion": "batch/v1", "kind": "Job", "metadata": document["metadata"], "spec": group["template"]["spec"]}
+    spec = group["template"]["spec"]
+    made = {"apiVersion": "batch/v1", "kind": "Job", "metadata": document["metadata"], "spec": spec}
     assert made["spec"]["completions"] == nodes
     validate.validate(made, validate.latest_version(), strict=True)
     [container] = made["spec"]["template"]["spec"]["containers"]

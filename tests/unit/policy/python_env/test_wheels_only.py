@@ -32,7 +32,7 @@ def test_wheels_and_packages_of_an_index_are_taken() -> None:
 @pytest.mark.parametrize(
     "said",
     [
-        "error: No solution found\n  cause: Because thing==1.0 has no usable wheels and only thing==1.0 is\n available, …",
+        "error: No solution found\n  cause: Because thing==1.0 has no usable wheels and only thing==1.0\n is available",
         "hint: Wheels are required for `thing` because building from source is\n      disabled for all packages",
         "  cause: Building source distributions for `thing` is disabled\n",
     ],
