@@ -116,7 +116,9 @@ async def while_asked(agent: Agent, method: str, path: str, meanwhile: Change, b
     async def happens() -> None:
         await meanwhile()
 
-    app = FastAPI(dependencies=[Depends(Gate(agent, RULES).check), Depends(happens)])
+    app = FastAPI()
+    Gate(agent, RULES).guard(app)
+    app.router.dependencies.append(Depends(happens))
     answer_errors(app)
     add_ray_cluster_routes(app, agent)
     add_service_routes(app, agent.services)

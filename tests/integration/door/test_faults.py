@@ -252,24 +252,24 @@ def test_a_door_that_is_asked_to_end_while_it_starts_ends(tmp_path: Path) -> Non
             door.kill()
 
 
-def refused(folder: Path) -> tuple[int, list[str]]:
+def refused(place: Path, state: str) -> tuple[int, list[str]]:
     """Of a door that keeps its state there: its exit code and what it said."""
-    settings = DoorSettings("try", free_port(), str(folder), drain_s=1.0)
-    env = {**os.environ, **door_env(settings), "UGRO_RUN_DIR": str(folder.parent)}
+    settings = DoorSettings("try", free_port(), str(place / state), drain_s=1.0)
+    env = {**os.environ, **door_env(settings), "UGRO_RUN_DIR": str(place)}
     done = subprocess.run(door_argv(sys.executable, "try"), env=env, capture_output=True, text=True, timeout=120)
     return done.returncode, done.stdout.splitlines()
 
 
 def test_a_door_that_cannot_make_its_folder_ends_and_says_so(tmp_path: Path) -> None:
     (tmp_path / "state").touch()
-    code, said = refused(tmp_path / "state" / "k")
+    code, said = refused(tmp_path, "state/k")
     assert (code, said) == (LASTING, [f"ugro: the door cannot make its folder {tmp_path}/state/k: Not a directory"])
 
 
 @pytest.mark.proof
 def test_a_door_that_fails_again_and_again_ends_with_its_reason(tmp_path: Path) -> None:
     (tmp_path / "state" / "door.json").mkdir(parents=True)
-    code, said = refused(tmp_path / "state")
+    code, said = refused(tmp_path, "state")
     assert code == LASTING
     assert said[-1].startswith("ugro: the door cannot go on: [Errno 21] Is a directory"), said
     assert len([line for line in said if "it is started again" in line]) > 5, said

@@ -274,7 +274,6 @@ _PROJECT = '[project]\nname = "x"\nversion = "0"\nrequires-python = ">=3.11"\nde
         ('{ directory = "/opt/thing" }', "a path of this machine"),
         ('{ editable = "/opt/thing" }', "a path of this machine"),
         ('{ path = "/opt/thing-1.0-py3-none-any.whl" }', "a path of this machine"),
-        ('{ url = "https://host/${HF_TOKEN}/thing-1.0-py3-none-any.whl" }', "a variable in a package"),
     ],
 )
 @in_loop
@@ -287,6 +286,23 @@ async def test_a_lock_takes_nothing_from_repositories_and_folders(
             request = EnvRequest(lock=lock, lock_name="uv.lock", project=_PROJECT, whose=whose)
             with pytest.raises(EnvFailed, match=message):
                 await here.resolve(request, HERE)
+
+
+@in_loop
+async def test_an_index_learns_no_variable_of_the_agent_from_a_lock(
+    tmp_path: Path, uv_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hush")
+    with index() as served:
+        place = f"http://127.0.0.1:{served.port}/files"
+        lock = _LOCK.format(source=f'{{ url = "{place}/${{HF_TOKEN}}/thing-1.0-py3-none-any.whl" }}')
+        async with resolver(tmp_path, uv_home) as here:
+            for whose in (Whose.OWNER, Whose.OTHER):
+                request = EnvRequest(lock=lock, lock_name="uv.lock", project=_PROJECT, whose=whose)
+                with pytest.raises(EnvFailed):
+                    await here.resolve(request, HERE)
+        assert [path for path in served.asked if "HF_TOKEN" in path], "as it stands"
+        assert not any("hush" in path for path in served.asked)
 
 
 @pytest.mark.proof
