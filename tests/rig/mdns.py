@@ -1,24 +1,43 @@
-"""Run inside a network namespace: announces a service by mDNS, or prints what our source finds there.
+"""Inside a network namespace: announces a service by mDNS, or prints what our source finds there.
 
-    python -m tests.rig.mdns announce NAME ADDRESS PORT     until its stdin ends; then it says goodbye
-    python -m tests.rig.mdns browse SERVICE                 a line of JSON for every list
+    announce SERVICE NAME ADDRESS PORT     until its stdin ends; then it says goodbye
+    browse SERVICE                         a line of JSON for every change
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
 import socket
+import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from tests.rig.netns import Cable
+from tests.rig.sshd import command
 
 
-async def announce(name: str, address: str, port: str) -> None:
+@contextmanager
+def inside(cable: Cable, *words: str) -> Iterator[subprocess.Popen[str]]:
+    """Runs one of the above at the far end of a cable."""
+    argv = [command("ip"), "netns", "exec", cable.namespace, sys.executable, "-m", "tests.rig.mdns", *words]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(argv, stdin=pipe, stdout=pipe, text=True, env=dict(os.environ)) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+async def announce(kind: str, name: str, address: str, port: str) -> None:
     from zeroconf import IPVersion
     from zeroconf.asyncio import AsyncServiceInfo, AsyncZeroconf
 
     service = AsyncServiceInfo(
-        "_ssh._tcp.local.",
-        f"{name}._ssh._tcp.local.",
+        f"{kind}.local.",
+        f"{name}.{kind}.local.",
         addresses=[socket.inet_aton(address)],
         port=int(port),
         properties={"labels": "fast,lab2"},
@@ -33,10 +52,16 @@ async def announce(name: str, address: str, port: str) -> None:
 
 
 async def browse(service: str) -> None:
+    from ugro.agent.discovery.watch import SourceWatch
+    from ugro.nodes.discovery.candidates import Rules
     from ugro.nodes.discovery.mdns import MdnsSource
 
-    async for offers in MdnsSource(service).watch():
-        say(json.dumps([[one.name, one.host, one.port, one.labels] for one in offers]))
+    changed = asyncio.Event()
+    watch = SourceWatch(MdnsSource(service, look_s=0.2), Rules(), changed.set)
+    while await changed.wait():
+        changed.clear()
+        listed = [[one.name, one.host, one.port, one.labels] for one in watch.checked.candidates]
+        say(json.dumps({"listed": listed, "error": str(watch.error or "")}))
 
 
 def say(text: str) -> None:

@@ -85,7 +85,7 @@ class Cable:
 
     def isolate(self) -> None:
         """From now on the node reaches us, and no other node."""
-        _run("ip", "-n", self.namespace, "route", "del", "default")
+        self.ip("route del default")
 
     def lead_to(self, other: Cable) -> None:
         """Puts our end into another's namespace: both are on one network then, and we are not."""
@@ -96,6 +96,10 @@ class Cable:
             f"-n {other.namespace} link set {ours} up",
         ):
             _run("ip", *line.split())
+
+    def ip(self, line: str) -> None:
+        """Changes what is inside the namespace."""
+        _run("ip", "-n", self.namespace, *line.split())
 
     def cut(self, way: Way) -> None:
         for chain, option in _CHAINS[way]:

@@ -228,6 +228,7 @@ def _power(base: Base, footing: _Footing, engine: Engine) -> PowerService:
     power.uncollected = footing.watch.uncollected
     power.looks.is_heard = lambda node: footing.watch.silent_s(node) == 0
     base.health.power = power.report
+    base.discovery.is_sleeping = power.is_sleeping
     return power
 
 

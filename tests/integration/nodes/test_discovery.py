@@ -12,59 +12,14 @@ import pytest
 import yaml
 
 from tests.integration.conftest import Farms, Ugro
+from tests.integration.discovery import LIMIT_S, NO_KEY, Lab, document, eventually, found, nodes
 from tests.integration.sharing import commands
 from tests.rig import zookeeper
 from tests.rig.agent import end_agent
+from tests.rig.sleeping import Beds
 from tests.rig.sshd import SshdFarm, SshdNode
 from tests.rig.waiting import wait_until
 from tests.rig.zookeeper import ZooKeeperServer
-
-LIMIT_S = 30
-NO_KEY = "host key not accepted: ugro node trust {}"
-
-
-class Lab:
-    """Some sshds, a registry that is a file, and a cluster file that lists no nodes."""
-
-    def __init__(self, farm: SshdFarm, **section: Any) -> None:
-        self.farm = farm
-        self.registry = farm.directory / "registry.json"
-        self.cluster = farm.directory / "cluster.yaml"
-        config = farm.directory / "any_ssh_config"
-        # As careless as a user may be: ssh would accept every key.
-        config.write_text(
-            f"Host *\n  User {farm.user}\n  IdentityFile {farm.client_key}\n  IdentitiesOnly yes\n"
-            f"  UserKnownHostsFile {farm.known_hosts}\n  GlobalKnownHostsFile /dev/null\n  StrictHostKeyChecking no\n"
-        )
-        discovery = {"command": ["cat", str(self.registry)], "interval": 0.2, "leave_after": 0.5, **section}
-        tree = {"ssh": {"config_file": str(config)}, "discovery": discovery}
-        self.cluster.write_text(yaml.safe_dump(tree, sort_keys=False))
-        self.list()
-
-    def list(self, *nodes: SshdNode) -> None:
-        found = [{"name": node.name, "host": node.host, "port": node.port, "labels": ["found"]} for node in nodes]
-        self.registry.write_text(json.dumps(found))
-
-    def accept(self, *nodes: SshdNode) -> None:
-        self.farm.trust(nodes)
-
-
-def document(ugro: Ugro, *words: str) -> Any:
-    answer = ugro(*words, "--json")
-    assert answer.stdout, answer.stderr
-    return json.loads(answer.stdout)
-
-
-def nodes(ugro: Ugro) -> dict[str, Any]:
-    return {node["name"]: node for node in document(ugro, "node", "ls")["nodes"]}
-
-
-def found(ugro: Ugro, *words: str) -> dict[str, Any]:
-    return {one["name"]: one for one in document(ugro, "node", "discover", *words)["found"]}
-
-
-def eventually(what: Callable[[], object], text: str) -> Any:
-    return wait_until(what, LIMIT_S, text)
 
 
 @pytest.fixture(scope="module")
@@ -346,3 +301,38 @@ def test_a_node_that_joined_can_be_kept_in_the_cluster_file(ugro: Ugro, lab: Lab
     eventually(lambda: nodes(ugro)["n001"]["found_by"] is None, "n001 to be a node of the file")
     assert nodes(ugro)["n001"]["drained"] is None
     assert found(ugro) == {}
+
+
+# --- machines that sleep -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.proof
+def test_a_machine_that_is_suspended_stays_a_node_without_being_listed_and_a_job_wakes_it() -> None:
+    with ExitStack() as stack:
+        farm = Farms(stack)(2)
+        one, two = farm.nodes
+        beds = stack.enter_context(Beds(farm, exclude=["n002"]))
+        lab = Lab(farm, join="auto", keys={"power": beds.power})
+        for node in farm.nodes:
+            node.configure(variables=(("UGRO_PRESENCE_DEV", str(beds.dev)),))
+
+        def suspend(node: SshdNode) -> None:
+            node.stop()
+            lab.list(two)
+
+        def resume(node: SshdNode) -> None:
+            lab.list(node)
+            node.start()
+
+        beds.acts = {"suspend": suspend, "resume": resume}
+        lab.list(one, two)
+        ugro = stack.enter_context(commands(lab.cluster))
+        eventually(lambda: nodes(ugro).get("n001", {}).get("status") == "asleep", "n001 to join and to fall asleep")
+        lab.list()
+        eventually(joined(ugro, "n001"), "n002 to be gone, which is awake")
+        end_agent(ugro.home)
+        assert (nodes(ugro)["n001"]["status"], nodes(ugro)["n001"]["drained"]) == ("asleep", None)
+        assert found(ugro)["n001"]["standing"] == "joined"
+        done = ugro("run", "--no-sync", "--", "sh", "-c", "echo here")
+        assert (done.returncode, done.stdout) == (0, "here\n"), done.stderr
+        assert beds.calls()[:2] == ["suspend n001", "resume n001"]

@@ -7,7 +7,6 @@ import json
 import os
 import socket
 import subprocess
-import sys
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,8 +16,8 @@ import pytest
 from tests.integration.conftest import in_loop, until
 from tests.rig import netns, zookeeper
 from tests.rig.consul import ConsulServer, consul_server
+from tests.rig.mdns import inside
 from tests.rig.netns import Cable
-from tests.rig.sshd import command
 from tests.rig.waiting import is_alive, wait_until
 from tests.rig.zookeeper import ZooKeeperServer
 from ugro.agent.discovery.watch import SourceWatch
@@ -311,16 +310,16 @@ def network() -> Iterator[tuple[Cable, Cable]]:
         here.remove()
 
 
-def inside(cable: Cable, *words: str) -> subprocess.Popen[str]:
-    prefix = [command("ip"), "netns", "exec", cable.namespace]
-    argv = [*prefix, sys.executable, "-m", "tests.rig.mdns", *words]
-    return subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=dict(os.environ))
-
-
-def next_list(process: subprocess.Popen[str], expected: object) -> None:
-    """Reads on until it prints what is expected."""
+def says(process: subprocess.Popen[str]) -> tuple[object, object]:
+    """The list that it has, and why it is not up to date."""
     assert process.stdout is not None
-    wait_until(lambda: json.loads(process.stdout.readline() or "null") == expected, LIMIT_S, f"the list {expected}")  # type: ignore[union-attr]
+    found = json.loads(process.stdout.readline() or '{"listed": "nothing: it has ended", "error": ""}')
+    return found["listed"], found["error"]
+
+
+def says_at_last(process: subprocess.Popen[str], *expected: object) -> None:
+    """Reads on until it prints what is expected."""
+    wait_until(lambda: says(process) == expected, LIMIT_S, f"the list and the error {expected}")
 
 
 @pytest.mark.proof
@@ -329,16 +328,31 @@ def test_a_machine_that_announces_itself_by_mdns_is_found_and_its_goodbye_is_hea
 ) -> None:
     pytest.importorskip("zeroconf")
     here, there = network
-    browser = inside(here, "browse", "_ssh._tcp")
-    machine = inside(there, "announce", "gpu7", there.node_address, "2222")
-    try:
-        next_list(browser, [["gpu7", there.node_address, 2222, "fast,lab2"]])
+    words = ("announce", "_ssh._tcp", "gpu7", there.node_address, "2222")
+    with inside(here, "browse", "_ssh._tcp") as browser, inside(there, *words) as machine:
+        says_at_last(browser, [["gpu7", there.node_address, 2222, ["fast", "lab2"]]], "")
         assert machine.stdin is not None
         machine.stdin.close()
-        next_list(browser, [])
+        says_at_last(browser, [], "")
         assert machine.wait(LIMIT_S) == 0
-    finally:
-        for process in (browser, machine):
-            process.kill()
-            with process:  # waits for it, and closes its pipes
-                pass
+
+
+@pytest.mark.proof
+def test_a_machine_in_no_network_has_not_heard_of_others_and_listens_again_when_it_is_in_one(
+    network: tuple[Cable, Cable]
+) -> None:
+    pytest.importorskip("zeroconf")
+    here, there = network
+    to_us, to_there = "cable", f"ugro{there.network}"
+    here.ip(f"link set {to_us} down")
+    here.ip(f"link set {to_there} down")
+    nothing, gpu7 = "this machine is in no network", ["gpu7", there.node_address, 2222, ["fast", "lab2"]]
+    with inside(here, "browse", "_ssh._tcp") as browser:
+        assert says(browser) == ([], nothing), "an empty list would drain every node"
+        here.ip(f"link set {to_there} up")
+        with inside(there, "announce", "_ssh._tcp", "gpu7", there.node_address, "2222"):
+            says_at_last(browser, [gpu7], "")
+            here.ip(f"addr flush dev {to_there}")
+            says_at_last(browser, [gpu7], nothing)
+            here.ip(f"addr add 10.213.{there.network}.1/30 dev {to_there}")
+            says_at_last(browser, [gpu7], "")

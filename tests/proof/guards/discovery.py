@@ -66,6 +66,21 @@ MUTANTS = (
         RULES,
     ),
     Mutant(
+        "a node that sleeps leaves because it is not listed",
+        (Edit(_RULES, "is_missed = member.name not in now.sleeping and ", "is_missed = "),),
+        RULES,
+    ),
+    Mutant(
+        "discovery does not know which nodes sleep",
+        (Edit("src/ugro/agent/wiring.py", "    base.discovery.is_sleeping = power.is_sleeping\n", ""),),
+        ("tests/integration/nodes/test_discovery.py", "-k", "is_suspended"),
+    ),
+    Mutant(
+        "a machine without a network takes all others to be gone",
+        (Edit("src/ugro/nodes/discovery/mdns.py", "    if not found:\n", "    if False:\n"),),
+        ("tests/integration/nodes/test_discovery_sources.py", "-k", "in_no_network"),
+    ),
+    Mutant(
         "a node that answers and has a job is dialled at another address",
         (Edit(_RULES, "if listed.reach != member.candidate.reach and is_held:", "if False:"),),
         RULES,

@@ -54,6 +54,7 @@ class Discovery:
         self._trying: asyncio.Task[None] | None = None
         self._changing = asyncio.Lock()
         self.may_leave: Callable[[], bool] = lambda: True  # False while it is not certain which jobs run
+        self.is_sleeping: Callable[[str], bool] = lambda name: False  # so no source has to list it
         # Nodes from which files are still to be fetched; gets those that may have checkpoints.
         self.uncollected: Callable[[set[str]], set[str]] = lambda unkept: unkept
         cluster.found = self._specs
@@ -161,7 +162,7 @@ class Discovery:
             section = config.discovery
             is_wanted = section.join == "auto" or time.monotonic() - self._asked_at < _INTEREST_S
             sources = sources_of(config, self._cluster.inventory.ssh_config) if is_wanted else ()
-            of_all = Rules(section.match, section.user)
+            of_all = self._rules
             kept = [watch for watch in self._watches if watch.source in sources and watch.rules == of_all]
             gone = [watch for watch in self._watches if watch not in kept]
             known = {watch.source: watch for watch in kept}
@@ -181,7 +182,9 @@ class Discovery:
 
     async def _take_steps(self) -> None:
         members, unsure = list(self._members.values()), self._unsure()
-        self._absent = rules.absences(members, self._candidates(), unsure, self._absent, time.monotonic())
+        self._absent = rules.absences(
+            members, self._candidates(), unsure, self._absent, time.monotonic(), self._sleeping()
+        )
         busy = await self._store.busy() | self.uncollected(await self._store.unkept())
         found = rules.steps(members, self._situation(busy))
         for step in found:
@@ -201,6 +204,7 @@ class Discovery:
             answering={node.spec.name for node in self._cluster.inventory if node.link is not None},
             doubles=self._health.second_names(),
             absent_s={name: now - since for name, since in self._absent.items()},
+            sleeping=self._sleeping(),
             leave_after_s=section.leave_after,
             may_leave=self.may_leave(),
         )
@@ -262,6 +266,15 @@ class Discovery:
     def _unsure(self) -> set[str]:
         """The sources that cannot be read now, or have not answered yet."""
         return {watch.source.name for watch in self._watches if not watch.is_current}
+
+    def _sleeping(self) -> set[str]:
+        """Not those that `match` leaves out: this is how to be rid of a node, also of one that never wakes."""
+        return {name for name in self._members if self.is_sleeping(name) and self._rules.admit(name)}
+
+    @property
+    def _rules(self) -> Rules:
+        section = self._cluster.config.discovery
+        return Rules(section.match, section.user)
 
     def _candidates(self) -> dict[str, Candidate]:
         return merged(watch.checked for watch in self._watches)

@@ -125,6 +125,14 @@ class PowerService:
         asleep = Asleep(state, situation.since_s, decision.wakes_in_s(situation), node.spec.power.resume_timeout_s)
         return Sleeping(asleep, words, memory.known.machine, memory.known.facts)
 
+    def is_sleeping(self, name: str) -> bool:
+        """Whether it is away because of that, and expected back."""
+        node = self._cluster.inventory.find(name)
+        memory = self._memories.get(name)
+        if node is None or node.spec.power is None or memory is None:
+            return False
+        return decision.is_sleeping(memory.record.state, memory.record.failures)
+
     async def why_not_removed(self, name: str) -> str | None:
         """What would be lost with a node, as words after its name."""
         if self._engine.live.has_jobs_on(name):

@@ -30,6 +30,9 @@ class Rules:
     match: tuple[str, ...] = ()
     user: str | None = None
 
+    def admit(self, name: str) -> bool:
+        return not self.match or any(fnmatch.fnmatchcase(name, pattern) for pattern in self.match)
+
 
 @dataclass(frozen=True, slots=True)
 class Checked:
@@ -46,7 +49,7 @@ def check_offers(offers: Sequence[Offer], source: Source, rules: Rules) -> Check
         except BadValueError as error:
             refused.append(f"{_named(offer)}: {error.message}")
             continue
-        if rules.match and not any(fnmatch.fnmatchcase(candidate.name, pattern) for pattern in rules.match):
+        if not rules.admit(candidate.name):
             continue
         if candidate.name in found:
             refused.append(f"{candidate.name}: listed twice, the first is used")

@@ -1,17 +1,24 @@
-"""Machines that announce a service in the local network, such as _ssh._tcp, by multicast DNS (python-zeroconf)."""
+"""Machines that announce a service in the local network, such as _ssh._tcp, by multicast DNS (python-zeroconf).
+
+Without a network nobody can be heard, which says nothing about the machines: the source is down then. The library
+listens at the addresses that this machine has when it begins, so a change of them ends the watch, and a new one begins.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ipaddress
 import re
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ugro.nodes.discovery.source import Offer, Offers, SourceDown
 
 if TYPE_CHECKING:
+    from ifaddr import Adapter
     from zeroconf import ServiceStateChange, Zeroconf
     from zeroconf.asyncio import AsyncZeroconf
 
@@ -19,12 +26,16 @@ if TYPE_CHECKING:
 _FIRST_S = 1.5
 _RESOLVE_MS = 3000
 _MOST_SERVICES = 1000
+_LOOK_S = 5.0  # between two looks at the addresses of this machine
+_INTERFACES = Path("/sys/class/net")
+_NO_CARRIER = ("down", "lowerlayerdown", "notpresent", "dormant")  # the kernel's words; "unknown" works
 
 
 @dataclass(frozen=True, slots=True)
 class MdnsSource:
     service: str
     first_s: float = _FIRST_S
+    look_s: float = _LOOK_S
     name = "mdns"
     is_polled = False
     may_name_users = False  # anybody in the network can announce anything
@@ -40,6 +51,7 @@ class MdnsSource:
         except ImportError as error:
             hint = "install it where the agent runs: pip install 'ugro[mdns]'; then: ugro agent restart"
             raise SourceDown("the package zeroconf is not installed", hint=hint) from error
+        addresses = _addresses()
         try:
             network = AsyncZeroconf(ip_version=IPVersion.V4Only)
         except OSError as error:
@@ -49,14 +61,20 @@ class MdnsSource:
         browser = AsyncServiceBrowser(network.zeroconf, f"{self.service}.local.", handlers=[listening.changed])
         try:
             await asyncio.sleep(self.first_s)
-            while True:
+            while _addresses() == addresses:
                 listening.news.clear()
                 yield list(listening.offers.values())
-                await listening.news.wait()
+                await self._news_or_other_addresses(listening, addresses)
         finally:
             listening.close()
             await browser.async_cancel()
             await network.async_close()
+
+    async def _news_or_other_addresses(self, listening: _Listening, addresses: frozenset[str]) -> None:
+        while not listening.news.is_set() and _addresses() == addresses:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self.look_s):
+                    await listening.news.wait()
 
 
 @dataclass(slots=True)
@@ -90,6 +108,31 @@ class _Listening:
                 self.offers[name] = offer
                 self.news.set()
         self.resolving.pop(name, None)
+
+
+def _addresses() -> frozenset[str]:
+    """Of this machine in networks. Raises SourceDown if it is in none."""
+    import ifaddr
+
+    found = network_addresses(ifaddr.get_adapters(), _INTERFACES)
+    if not found:
+        raise SourceDown("this machine is in no network", hint="connect it; its addresses: ip -4 address")
+    return found
+
+
+def network_addresses(adapters: Iterable[Adapter], interfaces: Path) -> frozenset[str]:
+    """IPv4 addresses that others could hear; a bridge for containers has one without anybody at the other end."""
+    # "eth0:1" is a second address of eth0.
+    connected = [one for one in adapters if _state(interfaces / one.name.partition(":")[0]) not in _NO_CARRIER]
+    found = [ip.ip for one in connected for ip in one.ips if isinstance(ip.ip, str)]
+    return frozenset(ip for ip in found if not ipaddress.ip_address(ip).is_loopback)
+
+
+def _state(interface: Path) -> str | None:
+    try:
+        return (interface / "operstate").read_text().strip()
+    except OSError:  # not Linux, or it has just gone
+        return None
 
 
 def offer_of(instance: str, addresses: list[str], service: Any) -> Offer | None:

@@ -1,8 +1,8 @@
 """What becomes of machines that are found: who may join, who has left, who is removed. Pure.
 
-A source that cannot be read says nothing: its nodes stay as they are. A node that has left takes no new jobs, and goes
-when no job holds anything there and what jobs left there is fetched. Names of the cluster file always mean its own
-nodes.
+A source that cannot be read says nothing: its nodes stay as they are. So does one that sleeps: a machine that is off
+cannot announce itself. A node that has left takes no new jobs, and goes when no job holds anything there and what jobs
+left there is fetched. Names of the cluster file always mean its own nodes.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ class Situation:
     answering: Collection[str]  # nodes with an open link
     doubles: Mapping[str, str]  # nodes that are another name for a machine, and the name that is used
     absent_s: Mapping[str, float]  # since when a member is in no list
+    sleeping: Collection[str] = ()  # nodes that need not be listed, because they can be woken
     leave_after_s: float = 60.0
     may_leave: bool = True  # False while it is not certain which jobs run
 
@@ -58,9 +59,11 @@ def absences(
     unsure: Collection[str],
     before: Mapping[str, float],
     now_s: float,
+    sleeping: Collection[str] = (),
 ) -> dict[str, float]:
-    """Since when members are in no list, which counts only while the sources that listed them can be read."""
-    gone = [one for one in members if one.name not in listed and not set(unsure) & set(one.candidate.sources)]
+    """Since when members are in no list; counts only while their sources can be read and they could be listed."""
+    could_be = [one for one in members if one.name not in sleeping and not set(unsure) & set(one.candidate.sources)]
+    gone = [one for one in could_be if one.name not in listed]
     return {one.name: before.get(one.name, now_s) for one in gone}
 
 
@@ -88,7 +91,8 @@ def why_gone(member: Member, now: Situation) -> str | None:
         return f"is the same machine as {now.doubles[member.name]}"
     if member.name in now.candidates or set(sources) & set(now.unsure):
         return None
-    if not member.has_left and now.absent_s.get(member.name, 0.0) < now.leave_after_s:
+    is_missed = member.name not in now.sleeping and now.absent_s.get(member.name, 0.0) >= now.leave_after_s
+    if not member.has_left and not is_missed:
         return None
     return f"no longer listed by {places}"
 

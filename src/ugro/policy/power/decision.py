@@ -19,6 +19,7 @@ REST_S = 5.0
 SILENT_S = 10.0
 USUAL_WAKE_S = 60.0  # until it was measured
 _LONGEST_PAUSE_S = HOUR_S
+_FAILED_WAKES = 3  # in a row; from then on a node may have failed, or be gone
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +86,13 @@ def again_in_s(now: Situation, now_s: float) -> float:
 def wakes_in_s(now: Situation) -> float:
     """How long it takes, by what was measured."""
     return min(now.rule.resume_timeout_s, now.took_s or USUAL_WAKE_S)
+
+
+def is_sleeping(state: PowerState, failures: int) -> bool:
+    """Whether a node is away because it sleeps, is about to, or wakes: it is expected back."""
+    if state is PowerState.ASLEEP:
+        return failures < _FAILED_WAKES
+    return state is not PowerState.AWAKE
 
 
 def _suspend(now: Situation, now_s: float) -> Step | None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
+from ifaddr import IP, Adapter
 
 from ugro.nodes.discovery import command, consul, mdns, zookeeper
 from ugro.nodes.discovery.consul import ConsulSource
@@ -144,3 +146,22 @@ def test_an_announcement_has_labels_and_no_user() -> None:
 )
 def test_the_address_that_is_easiest_to_reach_is_taken(addresses: list[str], best: str | None) -> None:
     assert mdns.best_address(addresses) == best
+
+
+def adapter(name: str, *addresses: str) -> Adapter:
+    ips = [IP((one, 0, 0) if ":" in one else one, 24, name) for one in addresses]
+    return Adapter(name, name, ips)
+
+
+def test_a_machine_is_in_a_network_only_with_an_address_that_others_could_hear(tmp_path: Path) -> None:
+    states = {"lo": "unknown", "eth0": "up", "tun0": "unknown", "docker0": "down", "eth1": "lowerlayerdown"}
+    for name, state in states.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "operstate").write_text(f"{state}\n")
+    lo, docker = adapter("lo", "127.0.0.1", "::1"), adapter("docker0", "172.17.0.1")
+    unplugged = [adapter("eth1", "10.0.1.2"), adapter("eth1:1", "10.0.1.3"), adapter("eth0", "fe80::1")]
+    assert mdns.network_addresses([lo, docker, *unplugged], tmp_path) == frozenset()
+    plugged = [adapter("eth0", "10.0.0.2"), adapter("eth0:1", "10.0.0.3"), adapter("tun0", "10.8.0.2")]
+    assert mdns.network_addresses([lo, docker, *plugged], tmp_path) == {"10.0.0.2", "10.0.0.3", "10.8.0.2"}
+    elsewhere = mdns.network_addresses([lo, docker], tmp_path / "not Linux")
+    assert elsewhere == {"172.17.0.1"}, "where nobody says whether an interface is connected, it is"

@@ -29,7 +29,7 @@ GONE = "no longer listed by zookeeper"
 def situation(**changes: Any) -> Situation:
     plain: dict[str, Any] = {
         "candidates": {"gpu1": GPU1}, "sources": {"zookeeper"}, "unsure": (), "configured": (), "busy": (),
-        "answering": {"gpu1"}, "doubles": {}, "absent_s": {},
+        "answering": {"gpu1"}, "doubles": {}, "absent_s": {}, "sleeping": (),
     }  # fmt: skip
     return Situation(**{**plain, **changes})
 
@@ -83,6 +83,30 @@ def test_one_of_two_sources_that_is_down_is_reason_enough_to_wait() -> None:
     member = Member(replace(GPU1, sources=("zookeeper", "mdns")))
     both = {"zookeeper", "mdns"}
     assert step(member, candidates={}, sources=both, unsure={"mdns"}, absent_s={"gpu1": 1e6}) is None
+
+
+@pytest.mark.parametrize("leave_after_s", [0.0, 60.0])
+def test_a_node_that_sleeps_stays_although_a_machine_that_sleeps_is_not_listed(leave_after_s: float) -> None:
+    found = step(
+        Member(GPU1), candidates={}, sleeping={"gpu1"}, absent_s={"gpu1": 1e6}, leave_after_s=leave_after_s
+    )
+    assert found is None
+
+
+def test_a_node_that_wakes_has_the_whole_time_to_be_listed_again() -> None:
+    members = [Member(GPU1)]
+    asleep = absences(members, (), (), {"gpu1": 10.0}, 500.0, sleeping={"gpu1"})
+    assert asleep == {}
+    assert absences(members, (), (), asleep, 600.0) == {"gpu1": 600.0}
+
+
+def test_sleep_keeps_no_node_that_has_left_or_may_not_join_by_itself_or_has_another_name() -> None:
+    silent = {"candidates": {}, "sleeping": {"gpu1"}, "absent_s": {"gpu1": 1e6}}
+    assert step(Member(GPU1, has_left=True), **silent) == Step(Act.REMOVE, "gpu1"), "it left before it fell silent"
+    for reason in ({"sources": ()}, {"doubles": {"gpu1": "box"}}):
+        found = step(Member(GPU1), **{**silent, **reason})
+        assert found is not None
+        assert found.act is Act.LEAVE
 
 
 def test_a_node_that_is_back_takes_jobs_again() -> None:

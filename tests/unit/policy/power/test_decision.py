@@ -16,6 +16,7 @@ from ugro.policy.power.decision import (
     Step,
     again_in_s,
     decide,
+    is_sleeping,
     refusal,
     wakes_in_s,
 )
@@ -83,6 +84,14 @@ def test_a_node_that_does_not_wake_is_a_problem_and_is_tried_again_after_growing
     assert again is not None
     assert again.act is Act.RESUME
     assert [again_in_s(replace(failed, failures=n), NOW) for n in (1, 2, 3, 9)] == [300, 600, 1200, 3600]
+
+
+def test_a_node_is_expected_back_until_it_has_failed_to_wake_three_times() -> None:
+    assert [is_sleeping(state, 0) for state in PowerState] == [False, True, True, True]
+    assert is_sleeping(PowerState.ASLEEP, 2)
+    assert not is_sleeping(PowerState.ASLEEP, 3)
+    assert is_sleeping(PowerState.GOING_TO_SLEEP, 3), "these were attempts to suspend it"
+    assert is_sleeping(PowerState.WAKING, 3), "a job wants it, and it is tried"
 
 
 def test_a_command_that_fails_need_not_be_waited_for() -> None:
