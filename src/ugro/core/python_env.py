@@ -36,6 +36,7 @@ class EnvRequest:
     no_index: bool = False  # only ``find_links``
     upgrade: bool = False  # resolve it again when the job is submitted
     whose: Whose = Whose.OWNER  # recorded with it: when a job starts, nobody asks any more
+    user: str = ""  # if somebody else chose them: who
 
     @property
     def is_foreign(self) -> bool:

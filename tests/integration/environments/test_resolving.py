@@ -333,6 +333,38 @@ async def test_wheels_for_a_node_without_internet_are_downloaded_once(
     assert taken.names == [sorted([*(one.path.name for one in wheels), "uv"])]
 
 
+@pytest.mark.proof
+@in_loop
+async def test_a_members_private_packages_are_sent_for_nobody_else(
+    tmp_path: Path, uv_home: Path, wheels: tuple[Wheel, Wheel]
+) -> None:
+    store = Store(tmp_path / "state.db")
+    await store.open()
+    tools, workshop = Tools(Workshop(uv_home)), Workshop(tmp_path / "python")
+    here = Resolver(workshop, store.python_envs, tools)
+    files = Files(workshop, store.python_envs, tools, _Taken())  # type: ignore[arg-type]
+
+    async def sent(request: EnvRequest, resolution: Resolution | None = None) -> list[str]:
+        resolution = resolution or await here.resolve(request, HERE)
+        found = await files.everything(request, resolution, HERE, lambda size: None)
+        return [blob.content for blob in found.wheels]
+
+    with index(*wheels, login=LOGIN) as private, index() as liar:
+        ann = replace(_members(of(private, "tiny")), user="ann")
+        known = await here.resolve(ann, HERE)
+        theirs = await sent(ann)
+        bare = private.url.replace(f"{LOGIN}@", "")
+        for url in (bare, private.url.replace("hunter2", "hunter3")):
+            with pytest.raises(EnvFailed) as caught:
+                await sent(replace(ann, user="bob", index_url=url))
+            assert caught.value.cause == "no-access"
+        # As an index of Bob's can have it resolved that says it has files with these hashes.
+        with pytest.raises(EnvFailed):
+            await sent(replace(ann, user="bob", index_url=liar.url), known)
+        assert await sent(replace(ann, user="bob")) == theirs, "with a password of his own"
+    await store.close()
+
+
 class _Taken:
     """The part of ``Code`` that keeps files."""
 

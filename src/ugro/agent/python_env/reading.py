@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from ugro.agent.support.caller import may_read_files
+from ugro.agent.support.caller import caller, may_read_files
 from ugro.agent.support.client_files import remote_client
 from ugro.config.job.file import Draft
 from ugro.config.kinds import BadValueError
@@ -104,7 +104,8 @@ def environment_of(draft: Draft, here: Path, config: Config, old: EnvRequest | N
     # Of the request as it is in the end: a file that it names can name sources, too.
     chosen = request.addresses if own.names_packages else own.addresses
     _refuse_places(draft, own, [one for one in chosen if one not in known], old)
-    return replace(request, whose=_whose(own, request, config))
+    whose, asks = _whose(own, request, config), caller()
+    return replace(request, whose=whose, user=asks.user if asks is not None and whose is Whose.OTHER else "")
 
 
 def _refuse_places(draft: Draft, own: EnvironmentSection, chosen: Sequence[str], old: EnvRequest | None) -> None:
