@@ -335,6 +335,21 @@ async def test_wheels_for_a_node_without_internet_are_downloaded_once(
 
 @pytest.mark.proof
 @in_loop
+async def test_a_folder_of_packages_may_have_a_space_and_a_comma_in_its_name(tmp_path: Path, uv_home: Path) -> None:
+    mine = wheel(tmp_path / "my wheels, old", "mine")
+    store = Store(tmp_path / "state.db")
+    await store.open()
+    tools, workshop = Tools(Workshop(uv_home)), Workshop(tmp_path / "python")
+    request = EnvRequest(requirements=("mine",), find_links=(str(mine.path.parent),), no_index=True)
+    resolution = await Resolver(workshop, store.python_envs, tools).resolve(request, HERE)
+    files = Files(workshop, store.python_envs, tools, _Taken())  # type: ignore[arg-type]
+    found = await files.everything(request, resolution, HERE, lambda size: None)
+    await store.close()
+    assert [blob.content for blob in found.wheels] == [mine.sha256]
+
+
+@pytest.mark.proof
+@in_loop
 async def test_a_members_private_packages_are_sent_for_nobody_else(
     tmp_path: Path, uv_home: Path, wheels: tuple[Wheel, Wheel]
 ) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ugro.agent.code.service import Code
 from ugro.agent.python_env.process import run
-from ugro.agent.python_env.tools import Tools, UvFile, blob_of, failed
+from ugro.agent.python_env.tools import Tools, UvFile, blob_of, failed, folder_arguments, pages_of
 from ugro.agent.python_env.workshop import Workshop
 from ugro.agent.support.shared_work import SharedWork
 from ugro.core.errors import EnvFailed
@@ -85,10 +85,10 @@ class Files:
             *("download", "--quiet", "--no-input", "--disable-pip-version-check", "--no-deps", "--require-hashes"),
             *("--only-binary", ":all:", "--python-version", platform.python, "--implementation", "cp"),
             *(word for tag in wheel_platforms(platform) for word in ("--platform", tag)),
-            *("--progress-bar", "off", "--dest", str(target), "-r", str(pinned)),
+            *("--progress-bar", "off", "--dest", str(target), *folder_arguments(sources), "-r", str(pinned)),
         ]
         none = {"PIP_NO_INDEX": "1"} if sources.no_index else {}
-        indexes = index_variables("pip", sources.index_url, sources.extra_index_url, sources.find_links)
+        indexes = index_variables("pip", sources.index_url, sources.extra_index_url, pages_of(sources))
         env = await self._tools.variables(request, {**indexes, **none}, target.parent)
         async with _watching(target.parent, on_bytes):
             ended = await run(argv, env={**env, "TMPDIR": str(target.parent)}, cwd=target, timeout_s=_DOWNLOAD_S)
