@@ -37,7 +37,7 @@ _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ|")
 _CAUSES = frozenset(
     {
         *("not-found", "no-space", "no-network", "no-access", "hash", "python-missing", "no-contents"),
-        *("unsafe-folder", "killed"),
+        *("unsafe-folder", "killed", "server-failed"),
     }
 )
 

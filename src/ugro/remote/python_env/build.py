@@ -113,6 +113,9 @@ class Build:
         try:
             self._installer.run(tool.get_python(minor))
         except Failed as failed:
+            if failed.kind == "server-failed":
+                text = "uv could not download Python %s: %s" % (minor, failed)
+                raise Failed(failed.kind, text, failed.tail) from failed
             why = "; uv could not download one: %s" % (failed.tail[-1:] or [str(failed)])[0].strip()
             raise interpreters.missing(minor, pythons, why, tuple(failed.tail)) from failed
         found = interpreters.find(minor, pythons)
