@@ -85,7 +85,7 @@ class Build:
                 self._installer.run(uv.version())
                 return uv
             except (Failed, OSError) as error:
-                self._note = "uv does not start on this node (%.200s); pip was used" % error
+                self._note = "pip was used: uv does not start on this node (%.200s)" % error
         pip = Pip(self._site, self._recipe)
         self._installer.env.update(pip.variables())
         return pip
