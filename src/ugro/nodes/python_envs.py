@@ -159,7 +159,8 @@ class _Listed:
 
 def checked(made: Made, name: str | None) -> Made:
     """``name``: what was asked for. Raises ValueError for what no environment is."""
-    texts = [made.name, made.python, made.installer, made.note, *(text for pair in made.packages for text in pair)]
+    texts = [made.name, made.python, made.installer, made.note, made.torch_cuda or "", made.nccl or ""]
+    texts += [text for pair in made.packages for text in pair]
     if name not in (None, made.name) or not made.python.startswith("/") or not all(map(_is_text, texts)):
         raise ValueError(f"its name or path: {made.name!r:.60}")
     if not _VERSION.fullmatch(made.version):

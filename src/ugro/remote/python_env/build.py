@@ -162,6 +162,7 @@ class Build:
             "size": _settled_bytes(self._site.env),
             "made_at": shown(time.time()),
             "packages": about["packages"],
+            "torch_cuda": about["torch_cuda"],
             "installer": tool.name,
             "note": self._note,
             "label": self._recipe.label,
