@@ -150,6 +150,20 @@ async def test_a_lock_of_uv_decides_versions_and_hashes(
     assert f"--hash=sha256:{wheels[0].sha256}" in found.requirements
 
 
+@pytest.mark.proof
+@in_loop
+async def test_a_package_of_a_lock_is_found_in_the_second_index_although_the_first_has_another_version(
+    tmp_path: Path, uv_home: Path, wheels: tuple[Wheel, Wheel]
+) -> None:
+    older = wheel(tmp_path / "older", "tiny", "1.1")
+    lines = tuple(f"{one.name}=={one.version} --hash=sha256:{one.sha256}" for one in wheels)
+    with index(older) as first, index(*wheels) as second:
+        request = EnvRequest(requirements=lines, index_url=second.url, extra_index_url=(first.url,))
+        async with resolver(tmp_path, uv_home) as here:
+            for asked in (request, _members(request)):
+                assert "tiny==1.2" in (await here.resolve(asked, HERE)).requirements
+
+
 def _members(request: EnvRequest) -> EnvRequest:
     return replace(request, whose=Whose.OTHER)
 

@@ -92,6 +92,8 @@ class Resolver:
             *("--constraints", "constraints.txt", *folder_arguments(request), "requirements.in"),
             # uv has no variables for these.
             *(("--no-index",) if request.no_index else ()),
+            # Where each file is known by its hash, it does not matter which index has it.
+            *(("--index-strategy", "unsafe-best-match") if _has_hashes(request.requirements) else ()),
             *(("--only-binary", ":all:", "--format", "pylock.toml") if request.is_foreign else ()),
         ]
         resolved = await self._uv(argv, request, work)
@@ -136,6 +138,10 @@ def _checked(lines: Iterable[str]) -> tuple[str, ...]:
         return tuple(map(checked, lines))
     except BadRequirement as error:
         raise EnvFailed(f"{_WHAT}: {error.message}", hint=error.hint, cause="not-found") from error
+
+
+def _has_hashes(requirements: Sequence[str]) -> bool:
+    return all("--hash" in line for line in requirements)
 
 
 def _from_web(lock: str, request: EnvRequest) -> str:
