@@ -256,9 +256,9 @@ def pages_of(request: EnvRequest) -> list[str]:
 
 
 def folder_arguments(request: EnvRequest) -> list[str]:
-    """The folders of ``find_links``, for uv and pip. In a variable, a space or a comma would end the path."""
-    folders = [os.path.abspath(link) for link in request.find_links if "://" not in link]
-    return [word for folder in folders for word in ("--find-links", folder)]
+    """The folders of ``find_links``, for uv and pip: as addresses, because uv takes a comma for the end of a path."""
+    folders = [Path(os.path.abspath(link)) for link in request.find_links if "://" not in link]
+    return [word for folder in folders for word in ("--find-links", folder.as_uri())]
 
 
 _TEXTS = {"NO_COLOR": "1", "LC_ALL": "C.UTF-8", "COLUMNS": "200"}
