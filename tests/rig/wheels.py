@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import hashlib
 import io
+import socket
+import struct
 import tarfile
 import threading
 import zipfile
@@ -126,6 +128,8 @@ class Index:
     asked: list[str] = field(default_factory=list)  # paths, in order
     hold: threading.Event | None = None  # files are sent once it is set
     pages: dict[str, str] = field(default_factory=dict)  # by package: what the index says, if not where its wheels are
+    fault: str = ""  # instead of a file: an HTTP status, "reset" or "cut"
+    fault_for: str = ""  # only for programs that call themselves so
 
     @property
     def url(self) -> str:
@@ -170,8 +174,26 @@ class _Handler(BaseHTTPRequestHandler):
         found = index.content(self.path)
         if found and self.path.startswith("/files/") and index.hold is not None:
             index.hold.wait(60)
+        if found and self.path.startswith("/files/") and index.fault_for in self.headers.get("User-Agent", ""):
+            if index.fault.isdigit():
+                self._send(int(index.fault), "text/plain", b"not now", has_body)
+                return
+            if index.fault:
+                self._break_off(found[1], has_reset=index.fault == "reset")
+                return
         code, (kind, body) = (200, found) if found else (404, ("text/plain", b"no such package"))
         self._send(code, kind, body, has_body)
+
+    def _break_off(self, body: bytes, *, has_reset: bool) -> None:
+        self.close_connection = True
+        if has_reset:
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self.connection.close()
+            return
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body[: len(body) // 2])
 
     def _send(self, code: int, kind: str, body: bytes, has_body: bool) -> None:
         self.send_response(code)

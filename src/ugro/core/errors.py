@@ -165,7 +165,7 @@ class EnvFailed(RemoteFailure):
 
     ``cause`` is one of: not-found (a package or version), no-space, no-network, no-access (the index wants a login),
     hash, python-missing, no-contents (installer or wheels have not arrived), unsafe-folder, killed (the installer, by
-    somebody else), crashed.
+    somebody else), server-failed (an answer of the index, or a download that broke off: may pass), crashed.
     """
 
     kind = "environment"

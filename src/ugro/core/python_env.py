@@ -36,6 +36,7 @@ class EnvRequest:
     no_index: bool = False  # only ``find_links``
     upgrade: bool = False  # resolve it again when the job is submitted
     whose: Whose = Whose.OWNER  # recorded with it: when a job starts, nobody asks any more
+    user: str = ""  # if somebody else chose them: who
 
     @property
     def is_foreign(self) -> bool:
@@ -146,6 +147,8 @@ class Made:
     packages: tuple[tuple[str, str], ...] = ()  # name and version
     installer: str = ""  # uv or pip; empty: it was found, not made
     note: str = ""  # what a user should know, such as why pip was used
+    torch_cuda: str | None = None  # what torch was built for: 12.6, or "none (cpu)"; None: not known
+    nccl: str | None = None  # of conda; that of pip is among the packages
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,7 @@ _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ|")
 _CAUSES = frozenset(
     {
         *("not-found", "no-space", "no-network", "no-access", "hash", "python-missing", "no-contents"),
-        *("unsafe-folder", "killed"),
+        *("unsafe-folder", "killed", "server-failed"),
     }
 )
 
@@ -159,7 +159,8 @@ class _Listed:
 
 def checked(made: Made, name: str | None) -> Made:
     """``name``: what was asked for. Raises ValueError for what no environment is."""
-    texts = [made.name, made.python, made.installer, made.note, *(text for pair in made.packages for text in pair)]
+    texts = [made.name, made.python, made.installer, made.note, made.torch_cuda or "", made.nccl or ""]
+    texts += [text for pair in made.packages for text in pair]
     if name not in (None, made.name) or not made.python.startswith("/") or not all(map(_is_text, texts)):
         raise ValueError(f"its name or path: {made.name!r:.60}")
     if not _VERSION.fullmatch(made.version):

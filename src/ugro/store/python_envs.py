@@ -50,17 +50,18 @@ class PythonEnvStore:
     async def keep_resolution(self, request: str, found: Resolution) -> None:
         await self._database.run(lambda db: _keep(db, request, found))
 
-    async def files(self, name: str) -> EnvFiles | None:
+    async def files(self, key: str) -> EnvFiles | None:
+        """``key``: the environment's name; of what is not everybody's, the request and the name: REQUEST/NAME."""
         query = "SELECT content FROM environment_files WHERE name = ?"
-        row = await self._database.run(lambda db: db.execute(query, (name,)).fetchone())
+        row = await self._database.run(lambda db: db.execute(query, (key,)).fetchone())
         return decode(EnvFiles, json.loads(row["content"])) if row is not None else None
 
-    async def keep_files(self, name: str, files: EnvFiles) -> None:
+    async def keep_files(self, key: str, files: EnvFiles) -> None:
         query = (
             "INSERT INTO environment_files (name, tree, content) VALUES (?, ?, ?) "
             "ON CONFLICT (name) DO UPDATE SET tree = excluded.tree, content = excluded.content"
         )
-        await self._database.run(lambda db: db.execute(query, (name, files.tree, dumps(files))))
+        await self._database.run(lambda db: db.execute(query, (key, files.tree, dumps(files))))
 
     async def remove_unused(self, before: str, kept: Collection[str], limit: int) -> int:
         """What nobody asked for since, and neither a job nor ``kept`` (environments on nodes) names.
@@ -96,5 +97,6 @@ def _keep(db: Connection, request: str, found: Resolution) -> None:
 def _remove_unused(db: Connection, before: str, kept: Collection[str], limit: int) -> int:
     found = [(row["request"],) for row in db.execute(_UNUSED, (before,)) if row["name"] not in kept][:limit]
     db.executemany("DELETE FROM resolutions WHERE request = ?", found)
-    db.execute("DELETE FROM environment_files WHERE name NOT IN (SELECT name FROM resolutions)")
+    keys = "SELECT name FROM resolutions UNION SELECT request || '/' || name FROM resolutions"
+    db.execute(f"DELETE FROM environment_files WHERE name NOT IN ({keys})")
     return len(found)

@@ -208,6 +208,7 @@ def test_a_job_remembers_whether_its_packages_were_chosen_by_the_owner(tmp_path:
                 kept = (await agent.store.jobs.find(str(made["id"]))).spec.environment
                 assert kept is not None
                 assert kept.whose is whose, caller.user
+                assert kept.user == ("" if whose is Whose.OWNER else caller.user)
 
     asyncio.run(scenario())
 

@@ -49,6 +49,10 @@ async def test_an_environment_of_conda_is_checked_and_not_changed(root: Path) ->
     package = conda_environment(folder) / "torch-2.13.0.dist-info"
     package.mkdir()
     (package / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 2.13.0\n")
+    (package.parent / "torch").mkdir()
+    (package.parent / "torch" / "version.py").write_text("__version__ = '2.13.0'\ncuda: Optional[str] = None\n")
+    (folder / "conda-meta").mkdir(exist_ok=True)
+    (folder / "conda-meta" / "nccl-2.27.3.1-h03a54cd_0.json").write_text("{}")
     assert not (folder / "pyvenv.cfg").exists()
     before = sorted(str(path) for path in folder.rglob("*"))
     async with python_envs(root) as envs:
@@ -56,6 +60,7 @@ async def test_an_environment_of_conda_is_checked_and_not_changed(root: Path) ->
         assert (found.name, found.python) == (str(folder), str(folder / "bin" / "python"))
         assert (found.version.startswith(MINOR), found.installer) == (True, "")
         assert found.packages == (("torch", "2.13.0"),), "nothing of the interpreter that it is a copy of"
+        assert (found.torch_cuda, found.nccl) == ("none (cpu)", "2.27.3")
         assert (await envs.check("~/miniconda3/envs/torch/bin/python")).name == found.name
     assert sorted(str(path) for path in folder.rglob("*")) == before
 

@@ -56,6 +56,20 @@ def made_on(folder: Path) -> list[str]:
 
 
 @pytest.mark.proof
+def test_where_the_index_fails_for_a_node_its_packages_are_sent(
+    ugro: Ugro, tmp_path: Path, wheels: tuple[Wheel, Wheel]
+) -> None:
+    with index(*wheels) as served:
+        job_file(ugro.home / "cwd", served)
+        first = ugro("node", "setup", "n1", "-f", "job.yaml")
+        assert first.returncode == 0, first.stderr
+        served.fault, served.fault_for = "503", "uv/"
+        done = ugro("launch", "-f", "job.yaml")
+        assert done.returncode == 0, done.stderr
+        assert len(made_on(tmp_path)) == 2
+
+
+@pytest.mark.proof
 def test_a_job_brings_its_environment_and_the_next_one_finds_it(
     ugro: Ugro, tmp_path: Path, wheels: tuple[Wheel, Wheel]
 ) -> None:

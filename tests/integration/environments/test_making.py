@@ -279,6 +279,24 @@ async def test_a_package_that_does_not_exist_or_has_another_hash_is_said_with_th
 
 
 @pytest.mark.proof
+@pytest.mark.parametrize(
+    # pip takes what it got for the whole file: it has another hash.
+    ("tool", "fault"), [("uv", "503"), ("uv", "429"), ("uv", "reset"), ("uv", "cut"), ("pip", "503")]
+)
+@in_loop
+async def test_an_index_that_fails_for_the_moment_is_no_lasting_failure(
+    root: Path, uv: Path, wheels: Wheels, tool: str, fault: str
+) -> None:
+    with index(*wheels) as packages:
+        packages.fault = fault
+        async with python_envs(root) as envs:
+            refused = await failure(envs, recipe(root, uv if tool == "uv" else None, wheels, url=packages.url))
+            assert refused.cause == "server-failed", refused.tail
+            packages.fault = ""
+            assert (await envs.make(recipe(root, uv, wheels, url=packages.url), nothing)).name == "e1"
+
+
+@pytest.mark.proof
 @in_loop
 async def test_an_installer_without_the_expected_hash_is_never_started(root: Path) -> None:
     trace = root.parent / "started"

@@ -150,6 +150,20 @@ async def test_a_lock_of_uv_decides_versions_and_hashes(
     assert f"--hash=sha256:{wheels[0].sha256}" in found.requirements
 
 
+@pytest.mark.proof
+@in_loop
+async def test_a_package_of_a_lock_is_found_in_the_second_index_although_the_first_has_another_version(
+    tmp_path: Path, uv_home: Path, wheels: tuple[Wheel, Wheel]
+) -> None:
+    older = wheel(tmp_path / "older", "tiny", "1.1")
+    lines = tuple(f"{one.name}=={one.version} --hash=sha256:{one.sha256}" for one in wheels)
+    with index(older) as first, index(*wheels) as second:
+        request = EnvRequest(requirements=lines, index_url=second.url, extra_index_url=(first.url,))
+        async with resolver(tmp_path, uv_home) as here:
+            for asked in (request, _members(request)):
+                assert "tiny==1.2" in (await here.resolve(asked, HERE)).requirements
+
+
 def _members(request: EnvRequest) -> EnvRequest:
     return replace(request, whose=Whose.OTHER)
 
@@ -331,6 +345,53 @@ async def test_wheels_for_a_node_without_internet_are_downloaded_once(
     assert [blob.name for blob in found.wheels] == sorted(one.path.name for one in wheels)
     assert {blob.content for blob in found.wheels} == {one.sha256 for one in wheels}
     assert taken.names == [sorted([*(one.path.name for one in wheels), "uv"])]
+
+
+@pytest.mark.proof
+@in_loop
+async def test_a_folder_of_packages_may_have_a_space_and_a_comma_in_its_name(tmp_path: Path, uv_home: Path) -> None:
+    mine = wheel(tmp_path / "my wheels, old", "mine")
+    store = Store(tmp_path / "state.db")
+    await store.open()
+    tools, workshop = Tools(Workshop(uv_home)), Workshop(tmp_path / "python")
+    request = EnvRequest(requirements=("mine",), find_links=(str(mine.path.parent),), no_index=True)
+    resolution = await Resolver(workshop, store.python_envs, tools).resolve(request, HERE)
+    files = Files(workshop, store.python_envs, tools, _Taken())  # type: ignore[arg-type]
+    found = await files.everything(request, resolution, HERE, lambda size: None)
+    await store.close()
+    assert [blob.content for blob in found.wheels] == [mine.sha256]
+
+
+@pytest.mark.proof
+@in_loop
+async def test_a_members_private_packages_are_sent_for_nobody_else(
+    tmp_path: Path, uv_home: Path, wheels: tuple[Wheel, Wheel]
+) -> None:
+    store = Store(tmp_path / "state.db")
+    await store.open()
+    tools, workshop = Tools(Workshop(uv_home)), Workshop(tmp_path / "python")
+    here = Resolver(workshop, store.python_envs, tools)
+    files = Files(workshop, store.python_envs, tools, _Taken())  # type: ignore[arg-type]
+
+    async def sent(request: EnvRequest, resolution: Resolution | None = None) -> list[str]:
+        resolution = resolution or await here.resolve(request, HERE)
+        found = await files.everything(request, resolution, HERE, lambda size: None)
+        return [blob.content for blob in found.wheels]
+
+    with index(*wheels, login=LOGIN) as private, index() as liar:
+        ann = replace(_members(of(private, "tiny")), user="ann")
+        known = await here.resolve(ann, HERE)
+        theirs = await sent(ann)
+        bare = private.url.replace(f"{LOGIN}@", "")
+        for url in (bare, private.url.replace("hunter2", "hunter3")):
+            with pytest.raises(EnvFailed) as caught:
+                await sent(replace(ann, user="bob", index_url=url))
+            assert caught.value.cause == "no-access"
+        # As an index of Bob's can have it resolved that says it has files with these hashes.
+        with pytest.raises(EnvFailed):
+            await sent(replace(ann, user="bob", index_url=liar.url), known)
+        assert await sent(replace(ann, user="bob")) == theirs, "with a password of his own"
+    await store.close()
 
 
 class _Taken:

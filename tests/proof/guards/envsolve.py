@@ -106,6 +106,16 @@ MUTANTS = (
         TOOLS,
     ),
     Mutant(
+        "what a member got with a password is resolved for everybody",
+        (Edit(_NAMING, "request.user if has_login else True", "True"),),
+        NAMES,
+    ),
+    Mutant(
+        "the files of an environment are sent to whoever knows its name",
+        (Edit(_NAMING, "{name}\" if request.is_foreign else name", "{name}\" if False else name"),),
+        (*RESOLVING, "-k", "private"),
+    ),
+    Mutant(
         "a uv that was damaged here is executed and sent",
         (Edit("src/ugro/agent/python_env/tools.py", ".content == _record(folder).read_text()", ".content != ''"),),
         ("tests/unit/agent/test_python_tools.py",),

@@ -18,7 +18,7 @@ from ugro.core.errors import ConfigError
 from ugro.core.identity import Caller, Role
 from ugro.core.python_env import EnvRequest, Whose
 
-ANN = Caller("ann", Role.USER, "pid 1")
+ANN, BOB = (Caller(name, Role.USER, "pid 1") for name in ("ann", "bob"))
 OWNER = Caller("root", Role.ADMIN, "pid 2", shares_account=True)
 CLUSTER = "nodes: [n1]\n"
 
@@ -144,6 +144,14 @@ def test_a_password_in_a_variable_is_a_members_too(tmp_path: Path) -> None:
     filled = with_variables(found, {"TOKEN": "hunter2"})
     assert filled is not None
     assert (filled.index_url, filled.whose) == ("https://ann:hunter2@h/s", Whose.OTHER)
+
+
+def test_it_is_recorded_which_member_chose_the_packages(tmp_path: Path) -> None:
+    text = "environment: {packages: [a]}\n"
+    callers = (ANN, BOB, OWNER)
+    assert [read(text, tmp_path, caller=caller).user for caller in callers] == ["ann", "bob", ""]
+    cluster = f"{CLUSTER}environment: {{packages: [a]}}\n"
+    assert read("", tmp_path, cluster).user == "", "the cluster file is everybody's"
 
 
 def test_a_browser_names_no_folder_in_the_text_of_its_requirements(tmp_path: Path) -> None:

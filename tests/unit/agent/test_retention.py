@@ -409,7 +409,8 @@ def test_a_resolution_goes_when_no_job_no_node_and_no_request_needs_it(tmp_path:
         envs = world.store.python_envs
         for name in ("nobody's", "a job's", "a node's"):
             await envs.keep_resolution(f"request for {name}", Resolution(name, "tiny==1.2"))
-            await envs.keep_files(name, EnvFiles("00"))
+            for key in (name, f"request for {name}/{name}"):
+                await envs.keep_files(key, EnvFiles("00"))
         job = await world.job(JobState.CANCELLED)
         await world.store.environments.record(job.id, 1, {"gpu1": Environment("3.11.2", "/py", "x", name="a job's")})
         await world.store.notes.change(job.id, lambda note: replace(note, text="the baseline"))
@@ -422,8 +423,10 @@ def test_a_resolution_goes_when_no_job_no_node_and_no_request_needs_it(tmp_path:
         assert await _resolved(world) == ["a job's", "a node's", "nobody's"]
         await world.after(91)
         assert await _resolved(world) == ["a job's", "a node's"]
-        assert await envs.files("nobody's") is None
-        assert await envs.files("a job's") is not None
+        for prefix in ("", "request for nobody's/"):
+            assert await envs.files(f"{prefix}nobody's") is None
+        for prefix in ("", "request for a job's/"):
+            assert await envs.files(f"{prefix}a job's") is not None
 
     run(tmp_path, work)
 

@@ -227,3 +227,16 @@ def test_a_lock_is_read_with_the_project_beside_it(tmp_path: Path) -> None:
     (tmp_path / "pyproject.toml").write_text(project)
     found = request("environment: {lock: uv.lock}\n", tmp_path)
     assert found == EnvRequest(lock=lock, lock_name="uv.lock", project=project)
+
+
+def test_the_indexes_of_a_lock_are_used_as_if_they_were_named(tmp_path: Path) -> None:
+    lock = 'version = 1\n[[package]]\nname = "a"\nsource = { registry = "https://h/cu126" }\n'
+    (tmp_path / "uv.lock").write_text(lock)
+    (tmp_path / "pyproject.toml").write_text('[project]\nname = "x"\n')
+    found = request("environment: {lock: uv.lock, extra_index_url: 'https://more/simple'}\n", tmp_path)
+    assert found is not None
+    assert found.extra_index_url == ("https://more/simple", "https://h/cu126")
+    assert exported(JobSpec("a", ("ls",), environment=found), tmp_path) == found
+    none = request("environment: {lock: uv.lock, no_index: true, find_links: [w]}\n", tmp_path)
+    assert none is not None
+    assert none.extra_index_url == ()

@@ -130,6 +130,23 @@ error: Failed to fetch: `http://127.0.0.1:1/simple/tiny/`
   Caused by: error sending request for url (http://127.0.0.1:1/simple/tiny/)
   Caused by: client error (Connect)"""
 
+UV_BUSY = """\
+error: Failed to fetch: `http://127.0.0.1:1/simple/tiny/`
+  Caused by: Request failed after 3 retries
+  Caused by: HTTP status server error (503 Service Unavailable) for url (http://127.0.0.1:1/simple/tiny/)"""
+UV_CUT = """\
+  × Failed to download `tiny==1.2`
+  ├─▶ Request failed after 3 retries
+  ├─▶ error sending request for url (http://127.0.0.1:1/files/tiny-1.2-py3-none-any.whl)
+  ╰─▶ connection closed before message completed"""
+PIP_TRIED = """\
+WARNING: Retrying (Retry(total=4)) after connection broken by 'Connection aborted.': /simple/tiny/
+ERROR: No matching distribution found for tiny==9.0"""
+PIP_BUSY = """\
+WARNING: Could not fetch URL http://x/simple/tiny/: 503 Server Error: Service Unavailable for url - skipping
+ERROR: Could not find a version that satisfies the requirement tiny==1.2 (from versions: none)
+ERROR: No matching distribution found for tiny==1.2"""
+
 
 @pytest.mark.parametrize(
     ("said", "kind", "words"),
@@ -138,6 +155,13 @@ error: Failed to fetch: `http://127.0.0.1:1/simple/tiny/`
         (UV_NEWER, "not-found", "was not found: Because tiny was not found in the package registry"),
         (UV_NEWER + "\n\nhint: An index URL (http://x) could not be queried (401 Unauthorized)", "no-access", "http://x"),
         (UV_OFFLINE, "no-network", "error sending request"),
+        (UV_BUSY, "server-failed", "503 Service Unavailable"),
+        (UV_CUT, "server-failed", "connection closed"),
+        ("  cause: HTTP status client error (429 Too Many Requests) for url (http://x/)", "server-failed", "429"),
+        ("  Caused by: Connection reset by peer (os error 104)", "server-failed", "reset"),
+        (PIP_BUSY, "server-failed", "503"),
+        ("ERROR: HTTP error 502 while getting http://x/files/tiny.whl", "server-failed", "502"),
+        (PIP_TRIED, "not-found", "tiny==9.0"),
         ("error: Hash mismatch for `tiny==1.0`\n\nExpected:\n  sha256:aa", "hash", "tiny==1.0"),
         ("ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM THE REQUIREMENTS FILE.", "hash", "DO NOT MATCH"),
         ("error: Failed to extract\n  Caused by: No space left on device (os error 28)", "no-space", "os error 28"),

@@ -34,7 +34,7 @@ from ugro.nodes.node import Node
 from ugro.policy.nodes.connectivity import LOOPBACK, Apart, Meeting
 from ugro.policy.nodes.examination import Unknown
 from ugro.policy.nodes.sdk import still_missing
-from ugro.policy.nodes.versions import Installed, Need, differences, lack_of_imports, packages_among
+from ugro.policy.nodes.versions import Installed, Need, differences, lack_of_imports, packages_in
 from ugro.policy.python_env.failures import lack_of_packages
 from ugro.policy.python_env.naming import label_of
 from ugro.remote.messages import Modules, Packages
@@ -156,9 +156,8 @@ class Preflight:
     def _inside(self, job: Job, node: str, made: Made) -> Installed:
         labels = self._cluster.inventory.get(node).spec.labels
         label = label_of(job.spec.environment, labels) if job.spec.environment else ""
-        packages = packages_among(made.version, made.packages)
         name = made.name if made.installer else None
-        return Installed(node, made.version, made.python, packages, environment=name, label=label)
+        return Installed(node, made.version, made.python, packages_in(made), environment=name, label=label)
 
     async def _expect_packages(self, job: Job, environments: Environments) -> None:
         imports = job.spec.imports

@@ -24,6 +24,7 @@ from ugro.core.errors import ConfigError, UgroError
 from ugro.core.job import Job, JobSpec
 from ugro.core.login import node_of
 from ugro.core.python_env import EnvRequest
+from ugro.policy.python_env.naming import apart
 from ugro.store.jobs import JobStore
 from ugro.store.submissions import About
 
@@ -117,7 +118,8 @@ def _environment(request: EnvRequest) -> dict[str, object]:
     found = asdict(request.masked)
     if not request.is_foreign:
         del found["whose"]
-    return found
+    del found["user"]
+    return {**found, **apart(request)}
 
 
 def _content_hash(name: str) -> str:

@@ -24,7 +24,7 @@ from ugro.core.python_env import EnvProgress, EnvRequest, Made
 from ugro.nodes.node import Node
 from ugro.policy.nodes.examination import Unknown
 from ugro.policy.nodes.version_table import Found, compared
-from ugro.policy.nodes.versions import Installed, packages_among
+from ugro.policy.nodes.versions import Installed, packages_in
 from ugro.policy.python_env.naming import label_of
 from ugro.policy.python_env.words import in_words, phase_in_words
 from ugro.remote.messages import Environment
@@ -111,13 +111,13 @@ class NodeSetup:
             return self._failed(name, outcome)
         facts = await self._facts(node)
         installed = Installed(
-            name, outcome.version, outcome.python, packages_among(outcome.version, outcome.packages),
+            name, outcome.version, outcome.python, packages_in(outcome),
             facts.gpu_driver if facts else None, bool(facts and facts.gpus),
             # What others made is theirs to change.
             environment=outcome.name if request.existing is None else None,
             label=label_of(request, node.spec.labels),
         )  # fmt: skip
-        row = NodeVersions(name, size_bytes=outcome.size or None, seconds=self._took_s.get(name))
+        row = NodeVersions(name, size_bytes=outcome.size or None, seconds=self._took_s.get(name), note=outcome.note)
         return _Outcome(row, Found(installed, outcome.packages))
 
     # --- the nodes' own Python -----------------------------------------------------------------------------------

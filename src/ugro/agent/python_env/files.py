@@ -14,12 +14,12 @@ from pathlib import Path
 
 from ugro.agent.code.service import Code
 from ugro.agent.python_env.process import run
-from ugro.agent.python_env.tools import Tools, UvFile, blob_of, failed
+from ugro.agent.python_env.tools import Tools, UvFile, blob_of, failed, folder_arguments, pages_of
 from ugro.agent.python_env.workshop import Workshop
 from ugro.agent.support.shared_work import SharedWork
 from ugro.core.errors import EnvFailed
 from ugro.core.python_env import Blob, EnvRequest, Platform
-from ugro.policy.python_env.naming import wheel_platforms
+from ugro.policy.python_env.naming import files_key, wheel_platforms
 from ugro.remote.python_env.failures import Mask
 from ugro.remote.python_env.indexes import index_variables
 from ugro.store.python_envs import EnvFiles, PythonEnvStore, Resolution
@@ -50,18 +50,17 @@ class Files:
         self, request: EnvRequest, resolution: Resolution, platform: Platform, on_bytes: OnBytes
     ) -> EnvFiles:
         """uv and all wheels, for a node that cannot download them."""
-        known = await self._store.files(resolution.name)
+        key = files_key(request, platform, resolution.name)
+        known = await self._store.files(key)
         if known is not None and self._code.has(known.tree):
             return known
-        return await self._gathering.do(
-            resolution.name, lambda: self._gather(request, resolution, platform, on_bytes)
-        )
+        return await self._gathering.do(key, lambda: self._gather(key, request, resolution, platform, on_bytes))
 
     async def close(self) -> None:
         await self._gathering.close()
 
     async def _gather(
-        self, request: EnvRequest, resolution: Resolution, platform: Platform, on_bytes: OnBytes
+        self, key: str, request: EnvRequest, resolution: Resolution, platform: Platform, on_bytes: OnBytes
     ) -> EnvFiles:
         uv = await self._tools.uv_for(platform)
         async with self._workshop.work() as folder:
@@ -70,7 +69,7 @@ class Files:
             await self._download(request, resolution, platform, wheels, on_bytes)
             blobs = await asyncio.to_thread(_put_together, wheels, uv)
             found = EnvFiles(await self._code.keep_files(wheels), uv.blob if uv else None, blobs)
-        await self._store.keep_files(resolution.name, found)
+        await self._store.keep_files(key, found)
         return found
 
     async def _download(
@@ -86,10 +85,10 @@ class Files:
             *("download", "--quiet", "--no-input", "--disable-pip-version-check", "--no-deps", "--require-hashes"),
             *("--only-binary", ":all:", "--python-version", platform.python, "--implementation", "cp"),
             *(word for tag in wheel_platforms(platform) for word in ("--platform", tag)),
-            *("--progress-bar", "off", "--dest", str(target), "-r", str(pinned)),
+            *("--progress-bar", "off", "--dest", str(target), *folder_arguments(sources), "-r", str(pinned)),
         ]
         none = {"PIP_NO_INDEX": "1"} if sources.no_index else {}
-        indexes = index_variables("pip", sources.index_url, sources.extra_index_url, sources.find_links)
+        indexes = index_variables("pip", sources.index_url, sources.extra_index_url, pages_of(sources))
         env = await self._tools.variables(request, {**indexes, **none}, target.parent)
         async with _watching(target.parent, on_bytes):
             ended = await run(argv, env={**env, "TMPDIR": str(target.parent)}, cwd=target, timeout_s=_DOWNLOAD_S)

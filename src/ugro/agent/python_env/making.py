@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 
 _PYPI = "https://pypi.org/simple/"
 _LOOK_S = 1.0
+# It may be possible from here.
+_NOT_DOWNLOADED = frozenset({"no-network", "server-failed"})
 OnNode = Callable[[str], PythonEnvs]
 
 
@@ -61,11 +63,20 @@ class Maker:
         except EnvFailed as error:
             if error.cause == "no-contents":  # they were deleted there meanwhile
                 return await self._make_with(wanted, resolution, making, is_sent)
-            if error.cause != "no-network" or is_sent:
+            if error.cause not in _NOT_DOWNLOADED or is_sent:
                 raise
-            log.info("the node does not reach the index: %s", error, extra={"node": wanted.node})
+            log.info("the node cannot download the packages: %s", error, extra={"node": wanted.node})
             self._hosts.forget([wanted.node])
+            return await self._send_instead(wanted, resolution, making, error)
+
+    async def _send_instead(self, wanted: Wanted, resolution: Resolution, making: Making, first: EnvFailed) -> Made:
+        """If that does not do either, what passes is the reason: the next try is with the node's own downloads."""
+        try:
             return await self._make_with(wanted, resolution, making, True)
+        except EnvFailed as error:
+            if first.cause == "server-failed" and error.cause in ("not-found", "python-missing"):
+                raise first from error
+            raise
 
     async def _make_with(self, wanted: Wanted, resolution: Resolution, making: Making, is_sent: bool) -> Made:
         total = package_count(resolution.requirements)

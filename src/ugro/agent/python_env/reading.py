@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from ugro.agent.support.caller import may_read_files
+from ugro.agent.support.caller import caller, may_read_files
 from ugro.agent.support.client_files import remote_client
 from ugro.config.job.file import Draft
 from ugro.config.kinds import BadValueError
@@ -18,7 +18,7 @@ from ugro.config.python_env import FILES, EnvironmentSection, expanded, variable
 from ugro.config.schema import Config
 from ugro.core.errors import ConfigError
 from ugro.core.python_env import EnvOverride, EnvRequest, Whose
-from ugro.policy.python_env.lock_file import PYLOCK, UV_LOCK, kind_of_lock, pylock_requirements
+from ugro.policy.python_env.lock_file import PYLOCK, UV_LOCK, kind_of_lock, lock_indexes, pylock_requirements
 from ugro.policy.python_env.requirements import (
     BadRequirement,
     Found,
@@ -104,7 +104,8 @@ def environment_of(draft: Draft, here: Path, config: Config, old: EnvRequest | N
     # Of the request as it is in the end: a file that it names can name sources, too.
     chosen = request.addresses if own.names_packages else own.addresses
     _refuse_places(draft, own, [one for one in chosen if one not in known], old)
-    return replace(request, whose=_whose(own, request, config))
+    whose, asks = _whose(own, request, config), caller()
+    return replace(request, whose=whose, user=asks.user if asks is not None and whose is Whose.OTHER else "")
 
 
 def _refuse_places(draft: Draft, own: EnvironmentSection, chosen: Sequence[str], old: EnvRequest | None) -> None:
@@ -137,7 +138,9 @@ def _key_of(own: EnvironmentSection, address: str) -> str:
         return "find_links"
     if address in (own.index_url, *own.extra_index_url):
         return "index_url" if address == own.index_url else "extra_index_url"
-    return "overrides" if address in own.addresses else "requirements"
+    if address in own.addresses:
+        return "overrides"
+    return "lock" if own.lock is not None else "requirements"
 
 
 def _whose(own: EnvironmentSection, request: EnvRequest, config: Config) -> Whose:
@@ -219,6 +222,9 @@ def _locked(request: EnvRequest, section: EnvironmentSection, read_file: Callabl
     file, read = _text(section.lock, UV_LOCK, read_file)
     text = read(file)
     kind = kind_of_lock(text)
+    if not request.no_index:
+        own = lock_indexes(text, request.places)
+        request = replace(request, extra_index_url=(*request.extra_index_url, *own))
     if kind == PYLOCK:
         return replace(request, requirements=pylock_requirements(text))
     project, read = _text(section.project or str(Path(file).with_name(_PROJECT)), _PROJECT, read_file)

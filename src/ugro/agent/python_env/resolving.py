@@ -9,14 +9,13 @@ may do that for the owner, and for nobody else.
 from __future__ import annotations
 
 import logging
-import os
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from ugro.agent.python_env.process import run
-from ugro.agent.python_env.tools import Tools, failed
+from ugro.agent.python_env.tools import Tools, failed, folder_arguments, pages_of
 from ugro.agent.python_env.workshop import Workshop
 from ugro.agent.support.shared_work import SharedWork
 from ugro.core.errors import EnvFailed
@@ -90,9 +89,11 @@ class Resolver:
         argv = [
             *("pip", "compile", "--no-config", "--quiet", "--generate-hashes", "--no-header", "--no-annotate"),
             *("--python", sys.executable, "--python-version", platform.python, "--python-platform", target),
-            *("--constraints", "constraints.txt", *_folders(request), "requirements.in"),
+            *("--constraints", "constraints.txt", *folder_arguments(request), "requirements.in"),
             # uv has no variables for these.
             *(("--no-index",) if request.no_index else ()),
+            # Where each file is known by its hash, it does not matter which index has it.
+            *(("--index-strategy", "unsafe-best-match") if _has_hashes(request.requirements) else ()),
             *(("--only-binary", ":all:", "--format", "pylock.toml") if request.is_foreign else ()),
         ]
         resolved = await self._uv(argv, request, work)
@@ -120,7 +121,7 @@ class Resolver:
             "UV_CACHE_DIR": str(work / ".uv-cache"),
             "UV_PYTHON_DOWNLOADS": "never",
             "UV_NO_PROGRESS": "1",
-            **index_variables("uv", sources.index_url, sources.extra_index_url, _pages(sources)),
+            **index_variables("uv", sources.index_url, sources.extra_index_url, pages_of(sources)),
         }
         variables = await self._tools.variables(request, own, work)
         ended = await run([uv, *argv], env=variables, cwd=work, timeout_s=_RESOLVE_S)
@@ -137,6 +138,10 @@ def _checked(lines: Iterable[str]) -> tuple[str, ...]:
         return tuple(map(checked, lines))
     except BadRequirement as error:
         raise EnvFailed(f"{_WHAT}: {error.message}", hint=error.hint, cause="not-found") from error
+
+
+def _has_hashes(requirements: Sequence[str]) -> bool:
+    return all("--hash" in line for line in requirements)
 
 
 def _from_web(lock: str, request: EnvRequest) -> str:
@@ -156,15 +161,6 @@ def _expect_wheels(lines: Iterable[str]) -> None:
 
 def _lacks_wheel(name: str, tail: tuple[str, ...] = ()) -> EnvFailed:
     return EnvFailed(f"{_WHAT}: {without_wheel(name)}", hint=HINT, cause="not-found", tail=tail)
-
-
-def _pages(request: EnvRequest) -> list[str]:
-    return [link for link in request.find_links if "://" in link]
-
-
-def _folders(request: EnvRequest) -> list[str]:
-    folders = [os.path.abspath(link) for link in request.find_links if "://" not in link]
-    return [word for folder in folders for word in ("--find-links", folder)]
 
 
 def _write(path: Path, lines: Sequence[str]) -> None:

@@ -139,6 +139,7 @@ class PythonEnvService:
             made.python,
             (await self.hosts.of(node)).arch,
             tuple(sorted(made.packages)),
+            made.torch_cuda,
             node_env=variables_hash(spec),
             name=made.name,
         )

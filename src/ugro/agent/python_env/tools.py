@@ -250,6 +250,17 @@ def environment_for_others(home: Path) -> dict[str, str]:
     }
 
 
+def pages_of(request: EnvRequest) -> list[str]:
+    """Of ``find_links``, what may hold a password: for a variable."""
+    return [link for link in request.find_links if "://" in link]
+
+
+def folder_arguments(request: EnvRequest) -> list[str]:
+    """The folders of ``find_links``, for uv and pip: as addresses, because uv takes a comma for the end of a path."""
+    folders = [Path(os.path.abspath(link)) for link in request.find_links if "://" not in link]
+    return [word for folder in folders for word in ("--find-links", folder.as_uri())]
+
+
 _TEXTS = {"NO_COLOR": "1", "LC_ALL": "C.UTF-8", "COLUMNS": "200"}
 _OF_NETWORK = ("cert", "trusted-host", "timeout", "default-timeout", "retries")
 # Variables of virtual environments, and of uv, that name other indexes, versions and options than the job.

@@ -6,11 +6,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ugro.core.failure import Cause, Failure
 from ugro.core.finding import Finding, Grade
 from ugro.core.job import Launcher
+from ugro.core.python_env import Made
 from ugro.policy.nodes.examination import Unknown
 from ugro.policy.nodes.sdk import MODULE, TOO_OLD
 from ugro.policy.wording import in_words, names
@@ -99,6 +100,12 @@ def all_differences(installed: Sequence[Installed]) -> list[Difference]:
 def versions_of(one: Installed) -> dict[str, str | None]:
     """By kind: Python, torch, CUDA, NCCL, GPU driver."""
     return {kind.name: kind.version(one) for kind in _KINDS}
+
+
+def packages_in(made: Made) -> Packages:
+    """What of an environment ranks must share."""
+    found = packages_among(made.version, made.packages)
+    return replace(found, torch_cuda=made.torch_cuda, nccl=found.nccl or made.nccl)
 
 
 def packages_among(python: str, installed: Iterable[tuple[str, str]]) -> Packages:

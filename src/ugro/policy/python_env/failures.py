@@ -17,12 +17,13 @@ _HINTS = {
     "hash": "the index has other files than when it was resolved; resolve it again: --upgrade",
     "python-missing": "name a version that the nodes have: environment.python, or install that one there",
     "no-network": "is the index's address right? For nodes without internet: environment: {offline: true}",
+    "server-failed": "it may pass; if it does not, name another index: environment.index_url",
     "unsafe-folder": "see: ugro doctor",
     "killed": "something on the node killed it: has it enough memory?",
 }
 _EXISTING = "every node of the job needs it at this path, or name packages instead: environment.packages"
 # Another try, or another node, may do.
-_OF_THE_NODE = frozenset({"no-network", "killed"})
+_OF_THE_NODE = frozenset({"no-network", "server-failed", "killed"})
 
 
 def failure_of(error: EnvFailed, *, is_existing: bool = False) -> Failure:

@@ -1,16 +1,18 @@
-"""Lock files: which kind a text is, and the packages of a ``pylock.toml`` as requirements with hashes."""
+"""Lock files: which kind a text is, its indexes, and the packages of a ``pylock.toml`` as requirements with hashes."""
 
 from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
+from ugro.core.support.secret import without_userinfo
 from ugro.policy.python_env.requirements import BadRequirement, checked
 
 UV_LOCK = "uv.lock"
 PYLOCK = "pylock.toml"
+_PYPI = "https://pypi.org/simple"
 _HASH = re.compile(r"[0-9a-f]{64}")
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
 _VERSION = re.compile(r"[A-Za-z0-9.!+_-]{1,100}")
@@ -27,6 +29,28 @@ def kind_of_lock(text: str) -> str:
     if isinstance(found.get("version"), int) and ("package" in found or "requires-python" in found):
         return UV_LOCK
     raise BadRequirement("not a lock file", "name a uv.lock or a pylock.toml")
+
+
+def lock_indexes(text: str, named: Iterable[str] = ()) -> tuple[str, ...]:
+    """The indexes on the web that its packages were found in. Not PyPI: that is the default, which may be replaced.
+
+    ``named``: addresses that are used anyway. They may have a login, which a lock does not have.
+    """
+    found = tomllib.loads(text)
+    packages = [*_maps(found.get("package")), *_maps(found.get("packages"))]
+    addresses = [address for package in packages if (address := _index(package)).startswith(("https://", "http://"))]
+    for address in addresses:
+        if "${" in address or re.search(r"[\s,]", address):
+            hint = "write the index's address as it is, and lock again"
+            raise BadRequirement("the address of an index has a variable, a space or a comma in it", hint)
+    known = {_PYPI, *(without_userinfo(one).rstrip("/") for one in named)}
+    return tuple(one for one in dict.fromkeys(addresses) if one.rstrip("/") not in known)
+
+
+def _index(package: Mapping[str, Any]) -> str:
+    source = package.get("source")  # of a uv.lock
+    named = source.get("registry") if isinstance(source, Mapping) else package.get("index")
+    return named if isinstance(named, str) else ""
 
 
 def pylock_requirements(text: str) -> tuple[str, ...]:

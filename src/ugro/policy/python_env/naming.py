@@ -102,8 +102,7 @@ def with_override(request: EnvRequest, label: str) -> EnvRequest:
 def request_key(request: EnvRequest, platform: Platform) -> str:
     """Of what was asked for, without overrides: by it the resolved packages are kept.
 
-    Without passwords: another one must not make another environment. What others chose is kept apart: its sources are
-    not quite the owner's, who must not get what somebody else has had resolved.
+    Without passwords: another one must not make another environment. What others chose is kept apart (``apart``).
     """
     plain = replace(
         request.with_addresses(without_userinfo),
@@ -114,10 +113,30 @@ def request_key(request: EnvRequest, platform: Platform) -> str:
         python=None,
     )
     wanted = asdict(plain)
-    del wanted["whose"]
-    others = {"others": True} if request.is_foreign else {}
+    del wanted["whose"], wanted["user"]
     target = [platform.arch, platform.libc, list(platform.libc_version), platform.python]
-    return hashlib.sha256(dumps({"request": wanted, "platform": target, **others}).encode()).hexdigest()
+    return hashlib.sha256(dumps({"request": wanted, "platform": target, **apart(request)}).encode()).hexdigest()
+
+
+def apart(request: EnvRequest) -> dict[str, object]:
+    """What tells requests of different people apart that are the same but for passwords.
+
+    What others chose is not the owner's: its sources are not quite the same. What one of them gets with a login is
+    theirs alone: nobody else has shown that the index lets them in.
+    """
+    if not request.is_foreign:
+        return {}
+    has_login = any(without_userinfo(address) != address for address in request.addresses)
+    return {"others": request.user if has_login else True}
+
+
+def files_key(request: EnvRequest, platform: Platform, name: str) -> str:
+    """By it the files are kept that are sent for the environment ``name``.
+
+    Those of others are found by their own request alone. An index of theirs can say that it has a file with a certain
+    hash, which makes the name of an environment, and have no such file.
+    """
+    return f"{request_key(request, platform)}/{name}" if request.is_foreign else name
 
 
 def environment_name(requirements: str, platform: Platform) -> str:

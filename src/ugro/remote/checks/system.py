@@ -13,15 +13,14 @@ from typing import Any, Dict, Optional
 
 from ugro.remote.messages import Environment, Packages, Root, Survival
 from ugro.remote.process import process_tree
+from ugro.remote.python_env import torch_build
 from ugro.remote.runs import linger
 
 _BLOCK = b"\0" * 4096
 
 # Runs in the user's Python as a job would see it, in a process of its own: the node program's Python sees no packages.
-# Reads torch's files instead of importing it, which takes seconds and may touch the GPUs.
-_LIST_PACKAGES = r"""
-import json, os, re, sys, sysconfig
-from importlib import metadata
+_LIST_PACKAGES = torch_build.SOURCE + r"""
+import json, sysconfig
 
 def version(*names):
     for name in names:
@@ -29,15 +28,6 @@ def version(*names):
             return metadata.version(name)
         except metadata.PackageNotFoundError:
             pass
-
-def built_with(key):
-    try:
-        file = metadata.distribution("torch").locate_file("torch/version.py")
-        with open(str(file), encoding="utf-8") as source:
-            found = re.search(r"^%s\b[^=\n]*=\s*['\"](.+?)['\"]" % key, source.read(), re.MULTILINE)
-    except (metadata.PackageNotFoundError, OSError):
-        return None
-    return found.group(1) if found else None
 
 # PEP 668. A virtual environment is the user's own, whatever the Python below it.
 is_managed = sys.prefix == sys.base_prefix and os.path.exists(
@@ -47,9 +37,9 @@ sys.stdout.write("\n" + json.dumps({
     "is_managed": is_managed,
     "python": "%d.%d.%d" % sys.version_info[:3],
     "torch": built_with("__version__") or version("torch"),
-    "torch_cuda": built_with("cuda"),
+    "torch_cuda": torch_cuda(),
     "cuda_runtime": version("nvidia-cuda-runtime", "nvidia-cuda-runtime-cu12", "nvidia-cuda-runtime-cu11"),
-    "nccl": version("nvidia-nccl-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu11"),
+    "nccl": version("nvidia-nccl-cu13", "nvidia-nccl-cu12", "nvidia-nccl-cu11") or conda_nccl(),
     "ray": version("ray"),
     "packages": sorted(
         {(str(one.metadata["Name"]), str(one.version)) for one in metadata.distributions()} if "all" in sys.argv else ()

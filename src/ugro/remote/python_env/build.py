@@ -85,7 +85,7 @@ class Build:
                 self._installer.run(uv.version())
                 return uv
             except (Failed, OSError) as error:
-                self._note = "uv does not start on this node (%.200s); pip was used" % error
+                self._note = "pip was used: uv does not start on this node (%.200s)" % error
         pip = Pip(self._site, self._recipe)
         self._installer.env.update(pip.variables())
         return pip
@@ -113,6 +113,9 @@ class Build:
         try:
             self._installer.run(tool.get_python(minor))
         except Failed as failed:
+            if failed.kind == "server-failed":
+                text = "uv could not download Python %s: %s" % (minor, failed)
+                raise Failed(failed.kind, text, failed.tail) from failed
             why = "; uv could not download one: %s" % (failed.tail[-1:] or [str(failed)])[0].strip()
             raise interpreters.missing(minor, pythons, why, tuple(failed.tail)) from failed
         found = interpreters.find(minor, pythons)
@@ -159,6 +162,7 @@ class Build:
             "size": _settled_bytes(self._site.env),
             "made_at": shown(time.time()),
             "packages": about["packages"],
+            "torch_cuda": about["torch_cuda"],
             "installer": tool.name,
             "note": self._note,
             "label": self._recipe.label,

@@ -13,7 +13,7 @@ def check(path: str, timeout_s: float) -> Dict[str, Any]:
     """``path``: its folder or its interpreter; ``~`` is this account's."""
     python = _interpreter(path)
     about = interpreters.describe(python, timeout_s, alone=False)
-    found = {"version": about["version"], "packages": about["packages"]}
+    found = {name: about[name] for name in ("version", "packages", "torch_cuda", "nccl")}
     return {"name": about["prefix"], "python": python, **found, "made_at": "", "used_at": "", "size": 0}
 
 

@@ -20,6 +20,15 @@ _SIGNS: Tuple[Tuple[str, str, str], ...] = (
     ),
     ("no-access", "the package index wants a login", r"\b40[13]\b.*(Unauthorized|Forbidden)|(401|403) Client Error"),
     (
+        "server-failed",
+        "the package index failed for the moment",
+        r"HTTP status server error|\b(408|429)\b.*(Request Timeout|Too Many Requests)|\b5\d\d Server Error"
+        r"|(408|429) Client Error|HTTP error (408|429|5\d\d)\b|too many \d+ error responses"
+        r"|[Cc]onnection reset by peer|connection closed before message completed|end of file before message length"
+        r"|error decoding response body|response body error|error reading a body"
+        r"|Connection aborted|Connection broken|IncompleteRead|RemoteDisconnected|not enough bytes were received",
+    ),
+    (
         "no-network",
         "the package index cannot be reached",
         r"error sending request|dns error|tcp connect error|Failed to establish a new connection|Connection refused"
@@ -39,6 +48,7 @@ _SIGNS: Tuple[Tuple[str, str, str], ...] = (
         r"|needs to be downloaded from a registry|Network connectivity is disabled",
     ),
 )
+_TRIES_AGAIN = re.compile(r"Retrying \(Retry\(")  # pip, which says later how that ended
 _FRAME = re.compile(r"^[\s×╰─▶├│]*((error|ERROR|cause|Caused by): )?")
 _LOGIN = re.compile(r"://[^/\s@]+@")
 
@@ -58,6 +68,7 @@ class Reason(NamedTuple):
 
 def explain(lines: Sequence[str], how: str) -> Reason:
     """``how``: the installer ended, such as "uv ended with code 2"."""
+    lines = [line for line in lines if not _TRIES_AGAIN.search(line)]
     for kind, sentence, pattern in _SIGNS:
         found = [number for number, line in enumerate(lines) if re.search(pattern, line)]
         if found:  # the last is the most specific

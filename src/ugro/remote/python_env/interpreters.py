@@ -11,6 +11,7 @@ import sys
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
 from ugro.remote.process import process_tree
+from ugro.remote.python_env import torch_build
 from ugro.remote.python_env.failures import Failed
 
 _ASK_S = 20.0
@@ -19,16 +20,20 @@ _MINORS = range(15, 8, -1)
 # Its own path, too: what is on PATH may be a script that chooses one by folder or variable.
 _VERSION = "import sys; sys.stdout.write('%d.%d.%d %s' % (*sys.version_info[:3], sys.executable))"
 # Runs in an environment's own Python, in a process of its own.
-_PACKAGES = r"""
-import json, sys
-from importlib import metadata
+_PACKAGES = torch_build.SOURCE + r"""
+import json
 found = {}
 for one in metadata.distributions():
     name = one.metadata["Name"]
     if name and str(name) not in found:
         found[str(name)] = str(one.version)
-about = {"version": "%d.%d.%d" % sys.version_info[:3], "prefix": sys.prefix, "packages": sorted(found.items())}
-sys.stdout.write("\n" + json.dumps(about))
+sys.stdout.write("\n" + json.dumps({
+    "version": "%d.%d.%d" % sys.version_info[:3],
+    "prefix": sys.prefix,
+    "packages": sorted(found.items()),
+    "torch_cuda": torch_cuda(),
+    "nccl": conda_nccl(),
+}))
 """
 
 
@@ -101,7 +106,10 @@ def ask(argv: List[str], timeout_s: float) -> "subprocess.CompletedProcess[bytes
 
 
 def describe(python: str, timeout_s: float, *, alone: bool) -> Dict[str, Any]:
-    """Version, prefix and packages. ``alone``: without what the user has installed outside of it."""
+    """Version, prefix, packages, and what torch was built for.
+
+    ``alone``: without what the user has installed outside of it.
+    """
     flags = ["-I"] if alone else []
     try:
         answer = ask([python, *flags, "-B", "-c", _PACKAGES], timeout_s)

@@ -7,9 +7,9 @@ from dataclasses import replace
 from ugro.core.env_report import NodeVersions, Setup
 from ugro.core.finding import Grade
 from ugro.core.job import Launcher
-from ugro.core.python_env import EnvRequest
+from ugro.core.python_env import EnvRequest, Made
 from ugro.policy.nodes.version_table import Found, compared, differing_packages
-from ugro.policy.nodes.versions import Installed, Need, differences, judge_machines, packages_among
+from ugro.policy.nodes.versions import Installed, Need, differences, judge_machines, packages_among, packages_in
 from ugro.policy.python_env.words import in_words
 
 ON_GPUS = Need(Launcher.DDP, uses_gpus=True)
@@ -65,6 +65,22 @@ def test_existing_environments_that_differ_so_that_jobs_break_are_a_failure() ->
     assert Setup("~/env", tuple(checked), tuple(findings)).exit_code == 1
     patch = [nodes[0], found("n2", "torch==2.13.1", environment=None)]
     assert all(one.grade is not Grade.FAILED for one in compared(rows, patch, must_agree=True)[1])
+
+
+def test_a_build_for_cpus_is_told_from_one_for_cuda_of_the_same_version() -> None:
+    torch = (("torch", "2.13.0"),)
+    made = Made("/env", "/env/bin/python", "3.11.2", 0, "", "", torch, torch_cuda="12.6", nccl="2.27.3")
+    nodes = [
+        Found(Installed(node, one.version, one.python, packages_in(one)), one.packages)
+        for node, one in (("n1", made), ("n2", replace(made, torch_cuda="none (cpu)", nccl=None)))
+    ]
+    [refused] = [one for one in differences([one.installed for one in nodes], ON_GPUS) if one.is_fatal]
+    assert refused.text == "CUDA differs: n1 has 12.6, n2 none (cpu)"
+    rows, findings = compared([NodeVersions("n1"), NodeVersions("n2")], nodes, must_agree=True)
+    assert [(row.cuda, row.nccl) for row in rows] == [("12.6", "2.27.3"), ("none (cpu)", None)]
+    assert [one.text for one in findings if one.grade is Grade.FAILED] == [refused.text]
+    older = replace(nodes[1].installed, packages=packages_in(replace(made, nccl="2.26.2")))
+    assert any(one.is_fatal for one in differences([nodes[0].installed, older], ON_GPUS)), "NCCL differs"
 
 
 def test_a_node_that_failed_is_in_the_table_and_in_no_comparison() -> None:

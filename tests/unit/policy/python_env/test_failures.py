@@ -23,7 +23,11 @@ def test_what_would_happen_again_is_not_retried(kind: str) -> None:
 def test_a_full_disk_and_a_lost_network_are_what_they_are_for_other_starts() -> None:
     full = failure_of(EnvFailed("the disk is full", subject="n1", cause="no-space"))
     assert (full.cause, full.node) == (Cause.DISK_FULL, "n1")
-    assert failure_of(EnvFailed("no index", cause="no-network")).cause is Cause.START_FAILED
+    for cause in ("no-network", "server-failed"):
+        passing = failure_of(EnvFailed("no index", cause=cause))
+        assert passing.cause is Cause.START_FAILED
+        assert passing.cause not in LASTING
+        assert passing.hint
 
 
 def test_an_environment_that_was_only_checked_is_not_said_to_be_made() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ugro.policy.python_env.lock_file import kind_of_lock, pylock_requirements
+from ugro.policy.python_env.lock_file import kind_of_lock, lock_indexes, pylock_requirements
 from ugro.policy.python_env.requirements import BadRequirement
 
 A, B = "a" * 64, "b" * 64
@@ -32,6 +32,40 @@ def test_a_pylock_becomes_pinned_requirements_with_hashes() -> None:
     wheel_only = PYLOCK.replace(f'sdist = {{name = "numpy.tar.gz", hashes = {{sha256 = "{A}"}}}}\n', "")
     assert pylock_requirements(wheel_only) == (f"numpy==2.0 ; python_version > '3.8' --hash=sha256:{B}",)
     assert f"--hash=sha256:{A} --hash=sha256:{B}" in pylock_requirements(PYLOCK)[0]
+
+
+UV_LOCK = """\
+version = 1
+[[package]]
+name = "x"
+source = { virtual = "." }
+[[package]]
+name = "numpy"
+source = { registry = "https://pypi.org/simple" }
+[[package]]
+name = "torch"
+source = { registry = "https://download.pytorch.org/whl/cu126" }
+[[package]]
+name = "torchvision"
+source = { registry = "https://download.pytorch.org/whl/cu126" }
+[[package]]
+name = "mine"
+source = { registry = "https://pypi.example.org/simple/" }
+[[package]]
+name = "local"
+source = { registry = "../wheels" }
+"""
+
+
+def test_a_lock_says_in_which_indexes_its_packages_are() -> None:
+    torch, mine = "https://download.pytorch.org/whl/cu126", "https://pypi.example.org/simple/"
+    assert lock_indexes(UV_LOCK) == (torch, mine)
+    assert lock_indexes(UV_LOCK, ["https://ann:pw@pypi.example.org/simple"]) == (torch,), "that one has the login"
+    assert lock_indexes(PYLOCK) == ()
+    assert lock_indexes(PYLOCK.replace('version = "2.0"', f'version = "2.0"\nindex = "{torch}"')) == (torch,)
+    for wrong in ("https://h/${TOKEN}/simple", "https://h/ file:///home"):
+        with pytest.raises(BadRequirement, match="address of an index"):
+            lock_indexes(UV_LOCK.replace(mine, wrong))
 
 
 @pytest.mark.parametrize(

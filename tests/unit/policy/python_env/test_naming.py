@@ -10,6 +10,7 @@ from ugro.core.python_env import EnvHost, EnvOverride, EnvRequest, Platform, Who
 from ugro.policy.python_env.naming import (
     common_python,
     environment_name,
+    files_key,
     label_of,
     pythons_of,
     request_key,
@@ -57,6 +58,20 @@ def test_what_others_chose_is_resolved_apart_from_what_the_owner_did() -> None:
     keys = {whose: request_key(EnvRequest(requirements=("a",), whose=whose), HERE) for whose in Whose}
     assert keys[Whose.OWNER] == keys[Whose.CLUSTER], "the owner wrote the cluster file"
     assert keys[Whose.OWNER] != keys[Whose.OTHER]
+
+
+def test_what_a_member_gets_with_a_login_is_theirs_alone() -> None:
+    bare = EnvRequest(requirements=("a",), index_url="https://host/simple", whose=Whose.OTHER, user="ann")
+    login = replace(bare, index_url="https://ann:old@host/simple")
+    for others in (replace(bare, user="bob"), replace(login, user="bob"), replace(login, whose=Whose.OWNER, user="")):
+        assert request_key(others, HERE) != request_key(login, HERE)
+        assert files_key(others, HERE, "x") != files_key(login, HERE, "x")
+    newer = replace(login, index_url="https://ann:new@host/simple")
+    assert request_key(newer, HERE) == request_key(login, HERE), "another password is no other environment"
+    assert request_key(replace(bare, user="bob"), HERE) == request_key(bare, HERE), "what needs no login is shared"
+    assert files_key(bare, HERE, "x") != files_key(bare, HERE, "y"), "it was resolved again"
+    owners = replace(login, whose=Whose.OWNER, user="")
+    assert files_key(owners, HERE, "x") == files_key(EnvRequest(), HERE, "x"), "the owner's are found by name"
 
 
 def test_an_override_replaces_packages_of_the_same_name_where_the_label_is() -> None:
