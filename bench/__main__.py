@@ -102,6 +102,12 @@ def _scheduler(arguments: argparse.Namespace) -> list[Bar]:
     return []
 
 
+def _store(arguments: argparse.Namespace) -> list[Bar]:
+    from bench import store
+
+    return store.measure(arguments.rounds)
+
+
 def _metrics(arguments: argparse.Namespace) -> list[Bar]:
     from bench import metrics
 
@@ -171,6 +177,7 @@ _PARTS: dict[str, Callable[[argparse.Namespace], list[Bar]]] = {
     "pipeline": _pipeline,
     "plan": _plan,
     "scheduler": _scheduler,
+    "store": _store,
     "metrics": _metrics,
     "curves": _curves,
     "dashboard": _dashboard,

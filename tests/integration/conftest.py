@@ -25,6 +25,7 @@ from tests.rig import accounts as accounts_rig
 from tests.rig import inside, netns
 from tests.rig.accounts import AccountsFarm
 from tests.rig.browser import browser, context, dashboard, page, visitor  # noqa: F401  # fixtures
+from tests.rig.engines import engine  # noqa: F401  # a fixture
 from tests.rig.ledger import Ledger
 from tests.rig.netns import NetnsFarm
 from tests.rig.nodeprogram import LocalNode

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.rig.engines import engine  # noqa: F401  # a fixture
+
 
 @pytest.fixture(scope="session", autouse=True)
 def no_ugro_of_the_user() -> Iterator[None]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.rig import needs
+from tests.rig.engines import on_each
 from tests.rig.service import ServicePlace, words
+from tests.rig.stores import use_engine
 from tests.rig.tiers import sample
 from tests.rig.waiting import wait_until
 from ugro.agent.support.crashpoint import SERVICE_POINTS
@@ -18,9 +20,11 @@ LATER = ("service.decided@2", "service.submitted@3", "service.added@3", "service
 @pytest.mark.proof
 @pytest.mark.timeout(240)
 @needs.programs("haproxy")
+@on_each
 @pytest.mark.parametrize("point", sample([*SERVICE_POINTS, *LATER]))
-def test_a_service_whose_agent_is_killed_at_any_step_loses_and_doubles_nothing(point: str) -> None:
+def test_a_service_whose_agent_is_killed_at_any_step_loses_and_doubles_nothing(point: str, engine: str) -> None:
     with ServicePlace((0.01, 0.01)) as place:
+        use_engine(place.home)
         armed = place.agent(point)
         assert armed.wait_ready()
         place.start(2)

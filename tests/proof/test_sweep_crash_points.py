@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.proof.place import Place
+from tests.rig.engines import on_each
+from tests.rig.stores import use_engine
 from tests.rig.tiers import sample
 from tests.rig.waiting import wait_until
 from ugro import Client
@@ -31,9 +33,11 @@ for step in range(1, 11 if x == 0 else 6000):
 LATER = ("trial.recorded@3", "trial.submitted@3", "trial.ended@2", "trial.closed@3")
 
 
+@on_each
 @pytest.mark.parametrize("point", sample([*SWEEP_POINTS, *LATER]))
-def test_a_sweep_whose_agent_is_killed_at_any_step_loses_and_doubles_nothing(point: str) -> None:
+def test_a_sweep_whose_agent_is_killed_at_any_step_loses_and_doubles_nothing(point: str, engine: str) -> None:
     with Place(2) as place:
+        use_engine(place.home)
         code = place.folder / "code"
         code.mkdir()
         (code / "train.py").write_text(SCRIPT)

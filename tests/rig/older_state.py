@@ -11,6 +11,9 @@ from pathlib import Path
 
 from tests.rig.agent import end_agent
 from tests.rig.waiting import wait_until
+from ugro.core.support.state_dir import StateDir
+from ugro.store.address import PostgresAddress, read_address
+from ugro.store.locate import postgres_at
 
 _LOCK_S = 30.0
 RECORDS = ("agent.mark", "agent.journal")
@@ -19,6 +22,11 @@ RECORDS = ("agent.mark", "agent.journal")
 def saved(home: Path, to: Path) -> Path:
     """A copy of the state as it is now, while the agent runs."""
     to.unlink(missing_ok=True)
+    if (address := read_address(StateDir(home))) is not None:
+        from ugro.store.postgres_copy import export  # not everywhere
+
+        export(address, to)
+        return to
     with (
         closing(sqlite3.connect(f"file:{home / 'state.db'}?mode=ro", uri=True)) as source,
         closing(sqlite3.connect(to)) as copy,
@@ -35,9 +43,20 @@ def is_in_safe_mode(copy: Path) -> bool:
 def put_back(home: Path, copy: Path, *, without: tuple[str, ...] = ()) -> None:
     """The agent is killed first. ``without``: files beside the state that are lost, too."""
     with _no_agent(home):
+        if (address := read_address(StateDir(home))) is not None:
+            _load(copy, address)
+            return
         for name in ("state.db", "state.db-wal", "state.db-shm", *without):
             (home / name).unlink(missing_ok=True)
         shutil.copy(copy, home / "state.db")
+
+
+def _load(copy: Path, address: PostgresAddress) -> None:
+    from ugro.store.postgres_copy import load
+
+    database = postgres_at(address)
+    with database.held():
+        load(copy, database, replaces=True)
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import contextlib
 import socket
 import tempfile
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Literal, Self
@@ -52,6 +53,16 @@ class PostgresRelay:
     def cut(self, how: Cut, number: int = 1) -> None:
         """The next commit that changes something, or a later one."""
         self._cut, self._left = how, number
+
+    @contextlib.contextmanager
+    def unreachable(self) -> Iterator[None]:
+        """Nobody can connect to it meanwhile; connections that are open stay."""
+        here = self.folder / _SOCKET
+        away = here.rename(self.folder / "away")
+        try:
+            yield
+        finally:
+            away.rename(here)
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):

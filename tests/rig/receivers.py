@@ -24,7 +24,8 @@ class Posted:
 class HttpReceiver:
     port: int = 0
     posted: list[Posted] = field(default_factory=list)
-    answers: list[int] = field(default_factory=list)  # the codes of the next answers; then 200
+    answers: list[int] = field(default_factory=list)  # the codes of the next answers; then what ``judge`` says
+    judge: Callable[[Posted], int] = lambda posted: 200
     text: bytes = b""  # of every answer
     before_answer: Callable[[], object] = lambda: None
 
@@ -40,9 +41,10 @@ def http_receiver() -> Iterator[HttpReceiver]:
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            receiver.posted.append(Posted(self.path, dict(self.headers.items()), body))
+            posted = Posted(self.path, dict(self.headers.items()), body)
+            receiver.posted.append(posted)
             receiver.before_answer()
-            code = receiver.answers.pop(0) if receiver.answers else 200
+            code = receiver.answers.pop(0) if receiver.answers else receiver.judge(posted)
             self.send_response(code)
             if code in (301, 302):
                 self.send_header("Location", f"{receiver.url}/elsewhere")

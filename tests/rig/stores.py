@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from tests.rig.postgres import shared_server
+from ugro.core.support.state_dir import StateDir
+from ugro.store.address import write_address
 from ugro.store.database import Store
 from ugro.store.locate import postgres_at
 from ugro.telemetry.metricstore import MetricStore
@@ -31,6 +33,10 @@ class _Closable(Protocol):
 S = TypeVar("S", bound=_Closable)
 
 
+def current_engine() -> str:
+    return _engine
+
+
 @contextmanager
 def on_engine(name: str) -> Iterator[None]:
     global _engine
@@ -43,6 +49,12 @@ def on_engine(name: str) -> Iterator[None]:
 
 def store_at(path: Path) -> Store:
     return Store(path) if _engine == "sqlite" else Store(postgres_at(shared_server().address_of(path)))
+
+
+def use_engine(home: Path) -> None:
+    """The agent of a state directory does so, too; before its first start."""
+    if _engine != "sqlite":
+        write_address(StateDir(home), shared_server().address_of(home))
 
 
 def where(path: Path) -> str:
@@ -59,7 +71,7 @@ def sql(path: Path, statement: str) -> list[Any]:
     return server.sql(statement, database=server.database_of(path))
 
 
-def in_store(folder: Path, work: Callable[[Store], Awaitable[None]]) -> None:
+def in_store(folder: Path, work: Callable[[Store], Awaitable[object]]) -> None:
     asyncio.run(_with(store_at(folder / "state.db"), work))
 
 
@@ -67,7 +79,7 @@ def in_metric_store(folder: Path, work: Callable[[MetricStore], Awaitable[None]]
     asyncio.run(_with(MetricStore(folder / "metrics.db"), work))
 
 
-async def _with(store: S, work: Callable[[S], Awaitable[None]]) -> None:
+async def _with(store: S, work: Callable[[S], Awaitable[object]]) -> None:
     await store.open()
     try:
         await work(store)

@@ -26,6 +26,7 @@ from tests.rig import accounts, netns
 from tests.rig.accounts import AccountsFarm, AccountsNode
 from tests.rig.netns import Cable
 from tests.rig.sshd import Farm, NodeOptions
+from tests.rig.stores import use_engine
 from tests.rig.waiting import end_all_with_variable, wait_until
 from ugro.lab.simulated_gpus import SimulatedGpu, build_nvml_stub, write_gpus
 
@@ -200,6 +201,7 @@ def _whole(env: Mapping[str, str]) -> dict[str, str]:
 
 @contextmanager
 def team(folder: Path, **cluster: Any) -> Iterator[Team]:
+    """Its agent keeps its state in the engine of the test."""
     folder.chmod(0o755)
     with ExitStack() as stack:
         stack.callback(shutil.rmtree, folder, ignore_errors=True)
@@ -212,6 +214,7 @@ def team(folder: Path, **cluster: Any) -> Iterator[Team]:
         stack.enter_context(door)
         made = Team(folder, nodes, door)
         _make_places(made)
+        use_engine(made.home)
         made.write_cluster(**cluster)
         stack.callback(end_all_with_variable, "UGRO_HOME", [str(made.home)])
         stack.callback(end_all_with_variable, "HOME", [str(made.project(AWAY).parent)])

@@ -164,6 +164,7 @@ class Agent:
             await parts.code.close()
         await self.cluster.inventory.close()
         await self.audit.flush()
+        await self.tokens.flush()
         await self.store.close()
         if self._records is not None:
             self._records.close()

@@ -24,9 +24,10 @@ from ugro.core.support.state_dir import StateDir
 from ugro.store import backup
 from ugro.store.address import PostgresAddress, make_address, read_address, write_address
 from ugro.store.backend import Design
+from ugro.store.copying import count_rows
 from ugro.store.examine import Thoroughness, examine
 from ugro.store.locate import look_at, postgres_at, refuse_used
-from ugro.store.sqlite_file import connect, migrate
+from ugro.store.sqlite_file import connect, connect_plainly, migrate
 
 _SQLITE = "sqlite"
 
@@ -73,7 +74,7 @@ def move(home: StateDir, target: PostgresAddress | None) -> Moved:
     if target is not None:
         return _to_postgres(home, target)
     assert source is not None
-    return _to_sqlite(home, source)
+    return _finish(home, source) if _is_left_to_finish(home, source) else _to_sqlite(home, source)
 
 
 def _refuse_in_vain(home: StateDir, target: PostgresAddress | None) -> None:
@@ -85,7 +86,7 @@ def _refuse_in_vain(home: StateDir, target: PostgresAddress | None) -> None:
         raise NotAllowed(f"the state is in {where} already", hint=hint)
     if source is None and not home.database.exists():
         raise NotFound(f"there is no state in {home.path}", hint="the agent makes it: ugro agent start")
-    if source is not None and home.database.exists():
+    if source is not None and home.database.exists() and not _is_left_to_finish(home, source):
         raise NotAllowed(f"{home.database} exists", hint="it is an older state; move it away first")
     if target is not None:
         refuse_used(target)
@@ -124,6 +125,21 @@ def _to_sqlite(home: StateDir, source: PostgresAddress) -> Moved:
             write_address(home, None)
     finally:
         fresh.unlink(missing_ok=True)
+    return Moved(str(home.database), len(counts), sum(counts.values()), source.url)
+
+
+def _is_left_to_finish(home: StateDir, source: PostgresAddress) -> bool:
+    """The last move to SQLite was interrupted after the database was marked: the file is the state."""
+    postgres_at(source)  # for its error
+    from ugro.store.postgres_copy import moved_to
+
+    return home.database.exists() and moved_to(source) == str(home.database)
+
+
+def _finish(home: StateDir, source: PostgresAddress) -> Moved:
+    write_address(home, None)
+    with closing(connect_plainly(home.database)) as db:
+        counts = count_rows(db, backup.schema_of(home.database))
     return Moved(str(home.database), len(counts), sum(counts.values()), source.url)
 
 

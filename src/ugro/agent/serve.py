@@ -66,6 +66,7 @@ async def _serve_until_stopped(
             group.create_task(agent.monitoring.run(), name="watch nodes and jobs"),
             group.create_task(agent.run_retention(), name="remove old jobs"),
             group.create_task(agent.audit.run(), name="write the audit log"),
+            group.create_task(agent.tokens.run(), name="note the use of tokens"),
             group.create_task(keep_running(agent.backups.run), name="make backups"),
             group.create_task(agent.watch_clock(), name="watch the clock"),
             group.create_task(keep_running(agent.discovery.run), name="discover nodes"),

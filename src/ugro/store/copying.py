@@ -48,6 +48,10 @@ def refuse_unless_empty(db: Connection, schema: int, name: str) -> None:
             raise NotAllowed(f"{name} is not empty: there are rows in {table.name}", hint="name a new database")
 
 
+def count_rows(db: Connection, schema: int) -> dict[str, int]:
+    return {table.name: int(db.execute(f"SELECT COUNT(*) FROM {table.name}").fetchone()[0]) for table in tables(schema)}
+
+
 def copy_rows(
     source: Connection, target: Connection, schema: int, is_wanted: Callable[[], bool] = lambda: True
 ) -> dict[str, int]:

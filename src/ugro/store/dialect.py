@@ -1,7 +1,7 @@
 """The store's SQL as PostgreSQL wants it. Pure: texts in, texts out.
 
 The store writes one SQL, which SQLite takes as it is. What differs is small: placeholders, types of columns, a word
-that PostgreSQL reserves, and two functions, which are made in the database.
+that PostgreSQL reserves, and a function, which is made in the database.
 """
 
 from __future__ import annotations
@@ -23,8 +23,6 @@ _READS = ("SELECT", "SAVEPOINT", "RELEASE", "ROLLBACK")
 
 # As SQLite has them.
 FUNCTIONS = (
-    "CREATE OR REPLACE FUNCTION json_extract(document text, path text) RETURNS text LANGUAGE sql IMMUTABLE STRICT AS "
-    "$$ SELECT jsonb_path_query_first(document::jsonb, path::jsonpath) #>> '{}' $$",
     "CREATE OR REPLACE FUNCTION instr(whole text, part text) RETURNS integer LANGUAGE sql IMMUTABLE STRICT AS "
     "$$ SELECT strpos(whole, part) $$",
 )

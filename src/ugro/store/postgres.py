@@ -42,6 +42,9 @@ _STATE = (
     "CREATE TABLE ugro_store "
     "(is_only BOOLEAN PRIMARY KEY CHECK (is_only), schema BIGINT NOT NULL, last TEXT NOT NULL, moved_to TEXT)"
 )
+_LOST = "has lost its tables, or what is in ugro_store"
+_RESTORE = "restore the database; see: docs/stores.md"
+_MOVED = "if that was interrupted, run it again: ugro store migrate --to sqlite; else use that one, or a new database"
 _DEFAULTS = {
     "connect_timeout": "10",
     "target_session_attrs": "read-write",  # of several hosts, the one that takes writes
@@ -136,9 +139,12 @@ class Postgres:
                 what = f"{self.name} has tables of another program, such as {min(tables)}"
                 raise UgroError(what, hint="make a database for UGRO alone: CREATE DATABASE ugro OWNER …")
             connection.say(f"{_STATE}; INSERT INTO ugro_store VALUES (TRUE, 0, '', NULL)")  # both or none
-        schema, self._last, moved = connection.execute("SELECT schema, last, moved_to FROM ugro_store").fetchone()
+        row = connection.execute("SELECT schema, last, moved_to FROM ugro_store").fetchone()
+        if row is None:
+            raise UgroError(f"{self.name} {_LOST}", hint=_RESTORE)
+        schema, self._last, moved = row
         if moved is not None:  # jobs would run twice
-            raise NotAllowed(f"the state in {self.name} was moved to {moved}", hint="use that one, or a new database")
+            raise NotAllowed(f"the state in {self.name} was moved to {moved}", hint=_MOVED)
         return int(schema)
 
     @contextlib.contextmanager
@@ -198,12 +204,16 @@ class Postgres:
     # --- a lost connection --------------------------------------------------------------------------------------
 
     def look(self) -> None:
+        """Whatever is wrong: a new session is the way out."""
         if self._connection is None:
             raise ConnectionLost("there is no connection")
         poll = select.poll()
-        poll.register(self._connection.raw.fileno(), select.POLLIN)
-        if poll.poll(0):  # the end of the connection, or a notice
-            self._connection.execute("SELECT 1")
+        try:
+            poll.register(self._connection.raw.fileno(), select.POLLIN)
+            if poll.poll(0):  # the end of the connection, or a notice
+                self._connection.execute("SELECT 1")
+        except psycopg.Error as error:
+            raise ConnectionLost(" ".join(str(error).split())) from error
 
     def give_up(self) -> None:
         self._given_up.set()
@@ -252,11 +262,15 @@ class Postgres:
             if not self._lock(connection):
                 return None
             try:
-                last = connection.execute("SELECT last FROM ugro_store").fetchone()["last"]
+                row = connection.execute("SELECT last, moved_to FROM ugro_store").fetchone()
             except psycopg.errors.UndefinedTable:
-                self._end("has lost its tables", "restore the database; see: docs/stores.md")
+                row = None
+            if row is None:
+                self._end(_LOST, _RESTORE)
+            if row["moved_to"] is not None:
+                self._end(f"is not in use any more: its state was moved to {row['moved_to']}", "use that one")
             stack.pop_all()
-            return connection, str(last)
+            return connection, str(row["last"])
 
     def _end(self, what: str, hint: str) -> NoReturn:
         error = NotAllowed(f"{self.name} {what}: this agent ends; jobs on the nodes keep running", hint=hint)

@@ -48,8 +48,16 @@ def load(source: Path, target: Postgres, *, replaces: bool = False) -> dict[str,
         refuse_unless_empty(db, newest, target.name)
         with closing(connect_plainly(source)) as file:
             counts = copy_rows(file, db, newest)
-        target.commit()
+        _commit(target)
     return counts
+
+
+def _commit(target: Postgres) -> None:
+    try:
+        target.commit()
+    except ConnectionLost as lost:
+        what = f"{target.name}: the connection was lost during the commit, so the copy may be there or not: {lost}"
+        raise UgroError(what, hint="run it again; if the database is refused as not empty, name a new one") from lost
 
 
 def read_schema(db: PostgresConnection) -> int:
@@ -62,9 +70,17 @@ def read_schema(db: PostgresConnection) -> int:
 
 
 def mark_moved(source: PostgresAddress, where: str) -> None:
-    """From now on no agent starts with it."""
-    with _errors_of(source), closing(connect(source)) as db:
+    """From now on no agent starts with it, or goes on after a lost connection."""
+    with _errors_of(source, "run it again: ugro store migrate --to sqlite"), closing(connect(source)) as db:
         db.execute("UPDATE ugro_store SET moved_to = ?", (where,))
+
+
+def moved_to(source: PostgresAddress) -> str | None:
+    with _errors_of(source), closing(connect(source)) as db:
+        if not read_schema(db):
+            return None
+        where = db.execute("SELECT moved_to FROM ugro_store").fetchone()["moved_to"]
+    return str(where) if where is not None else None
 
 
 def look(address: PostgresAddress) -> StoreStatus:
@@ -91,9 +107,9 @@ def _unsafe(file: Path) -> SqliteConnection:
 
 
 @contextmanager
-def _errors_of(address: PostgresAddress) -> Iterator[None]:
+def _errors_of(address: PostgresAddress, hint: str = "nothing was changed; try: psql URL") -> Iterator[None]:
     try:
         yield
     except (psycopg.Error, ConnectionLost) as error:
         words = " ".join(str(error).split()) or type(error).__name__
-        raise UgroError(f"{address.url} cannot be used: {words}", hint="nothing was changed; try: psql URL") from error
+        raise UgroError(f"{address.url} cannot be used: {words}", hint=hint) from error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from ugro.core.job import FINAL_STATES, JobState
@@ -18,10 +18,9 @@ _LIVE = ",".join(f"'{state}'" for state in sorted(frozenset(JobState) - FINAL_ST
 # ``at`` is exact to the day.
 _UNUSED = (
     "SELECT request, name FROM resolutions WHERE at < ? "
-    f"AND at < COALESCE((SELECT substr(MIN(submitted_at), 1, {_DAY}) FROM jobs WHERE state IN ({_LIVE})), 'never') "
-    "AND name NOT IN (SELECT json_extract(content, '$.name') FROM environments "
-    "WHERE json_extract(content, '$.name') IS NOT NULL)"
+    f"AND at < COALESCE((SELECT substr(MIN(submitted_at), 1, {_DAY}) FROM jobs WHERE state IN ({_LIVE})), 'never')"
 )
+_PAGE = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +36,13 @@ class EnvFiles:
     tree: str
     installer: Blob | None = None
     wheels: tuple[Blob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Named:
+    """What of an Environment is needed here."""
+
+    name: str | None = None
 
 
 class PythonEnvStore:
@@ -72,8 +78,7 @@ class PythonEnvStore:
         return await self._database.run(lambda db: _remove_unused(db, before, kept, limit))
 
     async def has_unused(self, before: str) -> bool:
-        query = f"SELECT EXISTS ({_UNUSED})"
-        return await self._database.run(lambda db: bool(db.execute(query, (before,)).fetchone()[0]))
+        return await self._database.run(lambda db: bool(_unused(db, before)))
 
 
 def _asked(db: Connection, request: str) -> Resolution | None:
@@ -95,8 +100,30 @@ def _keep(db: Connection, request: str, found: Resolution) -> None:
 
 
 def _remove_unused(db: Connection, before: str, kept: Collection[str], limit: int) -> int:
-    found = [(row["request"],) for row in db.execute(_UNUSED, (before,)) if row["name"] not in kept][:limit]
+    found = [(request,) for request, name in _unused(db, before) if name not in kept][:limit]
     db.executemany("DELETE FROM resolutions WHERE request = ?", found)
     keys = "SELECT name FROM resolutions UNION SELECT request || '/' || name FROM resolutions"
     db.execute(f"DELETE FROM environment_files WHERE name NOT IN ({keys})")
     return len(found)
+
+
+def _unused(db: Connection, before: str) -> list[tuple[str, str]]:
+    """Requests that no job's environment needs, and the names they were resolved to."""
+    found = [(str(row["request"]), str(row["name"])) for row in db.execute(_UNUSED, (before,))]
+    named = set(_named(db)) if found else set()
+    return [one for one in found if one[1] not in named]
+
+
+def _named(db: Connection) -> Iterator[str | None]:
+    """Of environments that jobs ran in. Not read by the database: PostgreSQL refuses some of what nodes report."""
+    query, after = "SELECT hash, content FROM environments WHERE hash > ? ORDER BY hash LIMIT ?", ""
+    while rows := db.execute(query, (after, _PAGE)).fetchall():
+        yield from (_name_in(row["content"]) for row in rows)
+        after = rows[-1]["hash"]
+
+
+def _name_in(content: str) -> str | None:
+    try:
+        return decode(_Named, json.loads(content)).name
+    except ValueError:  # it names nothing
+        return None

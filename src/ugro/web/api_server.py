@@ -138,7 +138,7 @@ class TokenGate:
         if scope["type"] != "http":
             return
         guarded = _with_headers(send)
-        token, caller = await self._caller(scope)
+        token, caller = self._caller(scope)
         if (connection := scope.get(CONNECTION)) is not None:
             connection.identify(is_known=caller is not None)
         if token is None or caller is None:
@@ -154,9 +154,9 @@ class TokenGate:
         else:
             await self._app(_inner(scope), receive, _while_valid(guarded, self._agent.tokens, token.id))
 
-    async def _caller(self, scope: Scope) -> tuple[ApiToken | None, Caller | None]:
+    def _caller(self, scope: Scope) -> tuple[ApiToken | None, Caller | None]:
         given, address = _given_token(scope), _address(scope)
-        token = await self._agent.tokens.check(given, address) if given is not None else None
+        token = self._agent.tokens.check(given, address) if given is not None else None
         return token, self._agent.team.token(token, address) if token is not None else None
 
     def _refuse(self, scope: Scope) -> Response:

@@ -16,10 +16,12 @@ from tests.proof.faults import root_of
 from tests.proof.place import Place
 from tests.rig.agent import end_agent, environment
 from tests.rig.engine import gated
+from tests.rig.engines import on_each
 from tests.rig.inside import call
 from tests.rig.judge import Task
 from tests.rig.older_state import RECORDS, put_back, saved
 from tests.rig.sshd import SshdFarm
+from tests.rig.stores import use_engine
 from ugro.agent.support.crashpoint import RECONCILE_POINTS
 from ugro.core.errors import InSafeMode, NotAllowed
 from ugro.core.job import Job
@@ -325,10 +327,12 @@ def renewed_ms(root: Path) -> int:
 
 
 @pytest.mark.proof
+@on_each
 @pytest.mark.parametrize("how", ["adopt", "forget"])
 @pytest.mark.parametrize("point", RECONCILE_POINTS)
-def test_a_decision_that_is_cut_short_is_made_as_a_whole_or_not_at_all(point: str, how: str) -> None:
+def test_a_decision_that_is_cut_short_is_made_as_a_whole_or_not_at_all(point: str, how: str, engine: str) -> None:
     with Place(1) as place:
+        use_engine(place.home)
         assert place.agent().wait_ready()
         copy = saved(place.home, place.folder / "copy.db")
         newer = submit_gated(place, "newer")

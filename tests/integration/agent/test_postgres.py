@@ -23,11 +23,12 @@ from tests.rig.waiting import wait_until
 from ugro.core.errors import NotAllowed, StoreAway, UgroError
 from ugro.core.job import Job, JobSpec, JobState, Placement, Share
 from ugro.store.address import PostgresAddress
+from ugro.store.backend import ConnectionLost
 from ugro.store.copying import tables
 from ugro.store.database import Store
 from ugro.store.migrations_folder import newest_schema
 from ugro.store.postgres import Postgres
-from ugro.store.postgres_copy import export, load
+from ugro.store.postgres_copy import export, load, mark_moved
 from ugro.store.smalllogs import SmallLog
 from ugro.store.sqlite_file import connect_plainly
 from ugro.store.submissions import About
@@ -204,6 +205,7 @@ def test_an_agent_ends_if_another_has_taken_the_database_meanwhile(address: Post
     [
         pytest.param("UPDATE ugro_store SET last = 'another'", "was used by another agent meanwhile", id="changed"),
         pytest.param("DROP TABLE ugro_store", "has lost its tables", id="dropped"),
+        pytest.param("DELETE FROM ugro_store", "has lost its tables, or what is in ugro_store", id="emptied"),
     ],
 )
 def test_an_agent_ends_if_the_database_is_not_what_it_was(address: PostgresAddress, change: str, what: str) -> None:
@@ -219,6 +221,71 @@ def test_an_agent_ends_if_the_database_is_not_what_it_was(address: PostgresAddre
         assert len(ended) == 1
 
     with_store(Postgres(address, on_taken=ended.append), work)
+
+
+@pytest.mark.proof
+def test_an_agent_that_lost_its_database_ends_if_the_state_was_moved_meanwhile(tmp_path: Path) -> None:
+    ended: list[UgroError] = []
+    server = shared_server()
+    direct, file = server.address_of(tmp_path), tmp_path / "state.db"
+
+    async def work(store: Store) -> None:
+        await store.next_generation()
+        with relay.unreachable():
+            server.sql(*(f"SELECT pg_terminate_backend({pid})" for pid in sessions(server, direct)))
+            await until_away(store)
+            with Postgres(direct).held():
+                export(direct, file)
+                mark_moved(direct, str(file))
+        with pytest.raises(UgroError):
+            await store.next_generation()
+        [why] = ended
+        assert f"its state was moved to {file}" in str(why)
+
+    with PostgresRelay(server) as relay:
+        with_store(Postgres(relay.address_of(tmp_path), on_taken=ended.append), work)
+    with pytest.raises(NotAllowed, match=f"was moved to {file}") as refused:
+        with_store(Postgres(direct), Store.next_generation)
+    assert "ugro store migrate --to sqlite" in str(refused.value.hint)
+
+
+def test_a_session_that_broke_unnoticed_is_a_lost_connection(address: PostgresAddress) -> None:
+    """While a transaction was rolled back, for example. The database's thread would end with any other error."""
+    backend, server = Postgres(address), shared_server()
+    with backend.held():
+        backend.begin()
+        backend.look()
+        server.sql(*(f"SELECT pg_terminate_backend({pid})" for pid in sessions(server, address)))
+        backend.roll_back()
+        with pytest.raises(ConnectionLost):
+            backend.look()
+
+
+@pytest.mark.proof
+def test_a_database_without_its_row_is_refused_at_the_start(address: PostgresAddress) -> None:
+    with_store(Postgres(address), Store.next_generation)
+    shared_server().sql("DELETE FROM ugro_store", database=database_in(address))
+    with pytest.raises(UgroError, match="has lost its tables") as refused:
+        with_store(Postgres(address), Store.next_generation)
+    assert refused.value.hint
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize(("how", "is_there"), [("unanswered", True), ("unseen", False)])
+def test_a_copy_whose_commit_was_not_answered_may_be_there_and_says_so(
+    tmp_path: Path, how: Cut, is_there: bool
+) -> None:
+    in_store(tmp_path, submitted)
+    server = shared_server()
+    with PostgresRelay(server) as relay:
+        target = Postgres(relay.address_of(tmp_path))
+        with target.held():
+            relay.cut(how)
+            with pytest.raises(UgroError, match="the copy may be there or not") as failed:
+                load(tmp_path / "state.db", target)
+    assert "run it again" in str(failed.value.hint)
+    found = "SELECT 1 FROM pg_tables WHERE tablename = 'jobs'"
+    assert bool(server.sql(found, database=server.database_of(tmp_path))) == is_there
 
 
 @pytest.mark.proof

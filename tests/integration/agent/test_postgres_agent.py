@@ -16,9 +16,12 @@ from tests.rig import postgres
 from tests.rig.agent import holder
 from tests.rig.postgres import PostgresServer
 from tests.rig.waiting import wait_until
+from ugro.core.support.state_dir import StateDir
+from ugro.store.address import write_address
 
 pytestmark = pytest.mark.proof
 PATIENCE_S = 60
+API = "api: {bind: '127.0.0.1:0'}\n"
 
 
 @pytest.fixture(scope="module")
@@ -51,11 +54,11 @@ def refusal(ugro: Ugro, *words: str) -> str:
     return done.stderr
 
 
-def asked(link: str, token: str) -> tuple[int, str]:
+def asked(link: str, token: str, path: str = "/jobs") -> tuple[int, str]:
     where = urlsplit(link)
     connection = http.client.HTTPConnection(where.hostname or "", where.port, timeout=PATIENCE_S)
     try:
-        connection.request("GET", "/jobs", headers={"Authorization": f"Bearer {token}"})
+        connection.request("GET", path, headers={"Authorization": f"Bearer {token}"})
         answer = connection.getresponse()
         return answer.status, answer.read().decode()
     finally:
@@ -93,6 +96,24 @@ def test_a_state_goes_to_postgresql_and_back(ugro: Ugro, server: PostgresServer,
     assert ugro("run", "--no-sync", "--", "true").returncode == 0
     assert job_ids(ugro) == [1, 2, 3], "ids go on where they were"
     assert "is not empty" in refusal(ugro, "store", "migrate", "--to", url, "--yes")
+
+
+def test_a_move_to_sqlite_that_was_interrupted_is_finished_when_it_is_run_again(
+    ugro: Ugro, server: PostgresServer, tmp_path: Path
+) -> None:
+    store = ugro.home / "store.yaml"
+    write_address(StateDir(ugro.home), server.address_of(tmp_path))
+    assert ugro("run", "--no-sync", "--", "true").returncode == 0
+    before = store.read_text()
+    moved = document(ugro, "store", "migrate", "--to", "sqlite", "--yes")["moved"]
+    store.write_text(before)  # as if it had been killed before its last step
+    done = ugro("status")
+    assert done.returncode != 0
+    assert "was moved to" in done.stderr
+    assert "ugro store migrate --to sqlite" in done.stderr
+    assert document(ugro, "store", "migrate", "--to", "sqlite")["moved"] == moved
+    assert not store.exists()
+    assert job_ids(ugro) == [1]
 
 
 def test_a_state_in_postgresql_is_backed_up_and_restored_into_either(
@@ -147,6 +168,29 @@ def test_an_agent_without_its_server_stands_still_says_so_and_goes_on(
     assert "through" in ugro("logs", str(job)).stdout
     assert document(ugro, "status", str(job))["job"]["attempt"] == 1
     assert holder(ugro.home) == agent, "it was the same agent all the time"
+
+
+def test_a_program_with_a_token_is_answered_while_the_server_is_away(
+    ugro: Ugro, server: PostgresServer, tmp_path: Path
+) -> None:
+    ugro.cluster = ugro.home / "cluster.yaml"
+    ugro.cluster.write_text(f"nodes: {{here: {{transport: local, remote_root: {ugro.home}/root}}}}\n{API}")
+    write_address(StateDir(ugro.home), server.address_of(tmp_path))
+    secret = document(ugro, "token", "create", "--role", "viewer", "--name", "ci")["secret"]
+    url = wait_until(lambda: document(ugro, "agent", "status")["agent"]["api_url"], PATIENCE_S, "the API")
+    server.kill()
+    try:
+        wait_until(lambda: document(ugro, "agent", "status")["agent"]["state_error"], PATIENCE_S)
+        code, text = asked(url, secret, "/api/v1/jobs")  # its first use, which is to be noted
+        assert (code, "does not answer" in text) == (503, True), text
+        code, text = asked(url, secret, "/api/v1/agent")
+        assert (code, "does not answer" in text) == (200, True), text
+    finally:
+        server.start()
+    wait_until(lambda: asked(url, secret, "/api/v1/jobs")[0] == 200, PATIENCE_S, "the list of jobs")
+    noted = "SELECT last_used_by FROM tokens"
+    database = server.database_of(tmp_path)
+    wait_until(lambda: server.sql(noted, database=database) == [("127.0.0.1",)], PATIENCE_S, "its use to be noted")
 
 
 def test_an_agent_that_is_stopped_without_its_server_ends(

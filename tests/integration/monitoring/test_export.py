@@ -11,16 +11,17 @@ import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.integration.conftest import Ugro
-from tests.rig.receivers import http_receiver
+from tests.integration.conftest import Ugro, in_loop
+from tests.rig.receivers import Posted, http_receiver
 from tests.rig.waiting import wait_until
 from tests.unit.config.test_load import config_of
-from ugro.agent.monitoring.export import ExportService
+from ugro.agent.monitoring.export import ExportService, Figures
 from ugro.config.export import ExportSection
 from ugro.telemetry.series import Points, SeriesKey
 
@@ -108,19 +109,110 @@ def test_above_the_bound_the_oldest_is_dropped_counted_and_said_once(tmp_path: P
     asyncio.run(work())
 
 
-def test_what_a_server_refuses_for_good_holds_up_nothing(tmp_path: Path) -> None:
-    async def work() -> None:
-        with http_receiver() as receiver:
-            receiver.answers += [400]
-            rig = Rig(tmp_path, f"influxdb: {{url: '{receiver.url}', database: ugro}}")
-            await rig.service.take(points(0, 3))
-            figures = rig.service.figures()["influxdb"]
-            await rig.until(lambda: figures.dropped == 3, "the refusal")
-            await rig.service.take(points(3, 3))
-            await rig.until(lambda: figures.sent == 3, "what comes next")
-            assert "answered 400" in rig.said[0]
+@dataclass
+class Influx:
+    """Refuses a request whole, as a server may, for a step that it does not like or too many of them."""
 
-    asyncio.run(work())
+    bad: frozenset[int] = frozenset()
+    most: int = 10**9
+    taken: list[int] = field(default_factory=list)
+    requests: int = 0
+
+    def judge(self, posted: Posted) -> int:
+        self.requests += 1
+        steps = steps_of(posted.body)
+        if len(steps) > self.most:
+            return 413
+        if self.bad & set(steps):
+            return 400
+        self.taken += steps
+        return 200
+
+
+async def exported(folder: Path, server: Influx, count: int) -> tuple[Figures, str]:
+    """What was counted when nothing is left, and the last of what was said."""
+    with http_receiver() as receiver:
+        receiver.judge = server.judge
+        rig = Rig(folder, f"influxdb: {{url: '{receiver.url}', database: ugro}}")
+        await rig.service.take(points(0, count))
+        figures = rig.service.figures()["influxdb"]
+        await rig.until(lambda: figures.sent + figures.dropped >= count, "all of it")
+        assert figures.waiting == 0
+        return figures, rig.said[-1] if rig.said else ""
+
+
+@in_loop
+async def test_a_point_that_a_server_refuses_loses_only_itself(tmp_path: Path) -> None:
+    server = Influx(bad=frozenset({3}))
+    figures, said = await exported(tmp_path, server, 12_000)
+    assert (figures.sent, figures.dropped) == (11_999, 1)
+    assert sorted(server.taken) == [step for step in range(12_000) if step != 3], "and none came twice"
+    assert "1 points were dropped: it was refused" in said
+    assert "answered 400" in said
+
+
+@in_loop
+async def test_a_request_that_is_too_large_is_sent_in_smaller_ones(tmp_path: Path) -> None:
+    server = Influx(most=700)
+    figures, said = await exported(tmp_path, server, 6_000)
+    assert (figures.sent, figures.dropped, said) == (6_000, 0, "")
+    assert sorted(server.taken) == list(range(6_000))
+
+
+@in_loop
+async def test_points_that_are_all_refused_cost_a_bounded_number_of_requests(tmp_path: Path) -> None:
+    server = Influx(bad=frozenset(range(4_000)))
+    figures, _ = await exported(tmp_path, server, 6_000)
+    assert figures.sent + figures.dropped == 6_000
+    assert figures.dropped - 4_000 < 50, "few neighbours"
+    assert server.requests < 600
+
+
+@in_loop
+async def test_what_was_taken_is_not_sent_again_when_the_server_goes_away(tmp_path: Path) -> None:
+    server = Influx(bad=frozenset({7_000}))
+    away: list[int] = []
+
+    def judge(posted: Posted) -> int:
+        if server.requests == 2 and not away:
+            away.append(503)
+            return 503
+        return server.judge(posted)
+
+    with http_receiver() as receiver:
+        receiver.judge = judge
+        rig = Rig(tmp_path, f"influxdb: {{url: '{receiver.url}', database: ugro}}")
+        await rig.service.take(points(0, 12_000))
+        figures = rig.service.figures()["influxdb"]
+        await rig.until(lambda: figures.sent + figures.dropped >= 12_000, "all of it")
+    assert away
+    assert (figures.sent, figures.dropped) == (11_999, 1)
+    assert sorted(server.taken) == [step for step in range(12_000) if step != 7_000]
+
+
+@in_loop
+async def test_what_a_server_refuses_for_good_holds_up_nothing(tmp_path: Path) -> None:
+    with http_receiver() as receiver:
+        receiver.judge = lambda posted: 400
+        rig = Rig(tmp_path, f"influxdb: {{url: '{receiver.url}', database: ugro}}")
+        await rig.service.take(points(0, 3))
+        figures = rig.service.figures()["influxdb"]
+        await rig.until(lambda: figures.dropped == 3, "the refusal")
+        receiver.judge = lambda posted: 200
+        await rig.service.take(points(3, 3))
+        await rig.until(lambda: figures.sent == 3, "what comes next")
+        assert "answered 400" in rig.said[0]
+
+
+@in_loop
+async def test_a_wrong_token_of_otlp_is_not_tried_with_every_half(tmp_path: Path) -> None:
+    with http_receiver() as receiver:
+        receiver.judge = lambda posted: 401
+        rig = Rig(tmp_path, f"otlp: {{endpoint: '{receiver.url}'}}")
+        await rig.service.take(points(0, 300))
+        figures = rig.service.figures()["otlp"]
+        await rig.until(lambda: figures.dropped == 300, "the refusal")
+        assert len(receiver.posted) == 1
 
 
 def test_a_secret_that_cannot_be_read_keeps_everything(tmp_path: Path) -> None:

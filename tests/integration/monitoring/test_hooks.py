@@ -20,7 +20,9 @@ import yaml
 from tests.integration.conftest import Farms, Ugro
 from tests.integration.sharing import commands
 from tests.rig.agent import holder
+from tests.rig.engines import on_each
 from tests.rig.receivers import HttpReceiver, Posted, http_receiver
+from tests.rig.stores import use_engine
 from tests.rig.waiting import is_alive, wait_until
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -126,8 +128,10 @@ def test_a_redirect_is_not_followed_and_a_refusal_is_not_repeated(place: Place) 
 
 
 @pytest.mark.proof
+@on_each
 @pytest.mark.parametrize("at", ["hook.sending", "hook.sent"])
-def test_an_agent_that_is_killed_while_it_delivers_does_so_again(place: Place, at: str) -> None:
+def test_an_agent_that_is_killed_while_it_delivers_does_so_again(place: Place, at: str, engine: str) -> None:
+    use_engine(place.ugro.home)
     place.use(job_ended=place.posted())
     place.ugro("agent", "start", env={"UGRO_AGENT_CRASH_POINT": at})
     place.ugro("hooks", "ls")

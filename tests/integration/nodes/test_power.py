@@ -14,10 +14,12 @@ import pytest
 from tests.integration.conftest import Farms, Ugro
 from tests.integration.sharing import commands
 from tests.rig.agent import end_agent, holder
+from tests.rig.engines import on_each
 from tests.rig.person import Person
 from tests.rig.receivers import http_receiver
 from tests.rig.sleeping import Beds
 from tests.rig.sshd import SshdFarm, SshdNode
+from tests.rig.stores import use_engine
 from tests.rig.waiting import wait_until
 from ugro.agent.support.signed_post import signature
 
@@ -297,9 +299,13 @@ def _falls_asleep(ugro: Ugro, node: SshdNode) -> bool:
 
 
 @pytest.mark.proof
+@on_each
 @pytest.mark.parametrize("act", ["suspend", "resume"])
-def test_an_agent_that_is_killed_between_record_and_act_leaves_no_doubt(stack: ExitStack, act: str) -> None:
+def test_an_agent_that_is_killed_between_record_and_act_leaves_no_doubt(
+    stack: ExitStack, act: str, engine: str
+) -> None:
     place = Place(stack, 1)
+    use_engine(place.ugro.home)
     ugro, node = place.ugro, place.node
     times = {"suspend": 1, "resume": 3}[act]  # going to sleep, asleep, waking
     crash = {"UGRO_AGENT_CRASH_POINT": f"power.recorded@{times}"}

@@ -10,18 +10,28 @@ import pytest
 
 from tests.rig.stores import in_store, sql
 from tests.unit.policy.ray.clusters import cluster
+from tests.unit.policy.serving.places import service
 from ugro.core.alert import Alert, Severity
 from ugro.core.audit import AuditEntry
 from ugro.core.environment import Environment
 from ugro.core.errors import NotAllowed, NotFound, UgroError
-from ugro.core.job import Ending, Job, JobSpec, JobState, Placement, Share
+from ugro.core.job import After, Ending, Job, JobSpec, JobState, Placement, Share
+from ugro.core.power import PowerRecord, PowerState
 from ugro.core.ray_cluster import ClusterState
+from ugro.core.service import Service, ServiceState
+from ugro.core.support import clock
 from ugro.core.support.codec import dumps
 from ugro.core.sweep import Budget
+from ugro.policy.lifecycle.clock import Memory
 from ugro.policy.lifecycle.newer_state import Cancel, Settle, Take
+from ugro.remote.messages import Interface
 from ugro.store.database import Store
 from ugro.store.job_moves import StaleMove
 from ugro.store.listing import Listed
+from ugro.store.power import Known
+from ugro.store.python_envs import EnvFiles, Resolution
+from ugro.store.retention import Due
+from ugro.store.services import MOST_ENDED
 from ugro.store.smalllogs import SmallLog
 from ugro.store.standing import Decision
 from ugro.store.sweeps import NewSweep
@@ -35,6 +45,13 @@ async def ended(store: Store, key: str, placement: Placement = GPU) -> Job:
     started = await store.jobs.start(job, placement, "it fits")
     running = await store.jobs.move(started, JobState.RUNNING, "runs")
     return await store.jobs.finish(running, SmallLog(job.id, 1, ((0, b"\0out\xff"),)))
+
+
+def test_the_store_is_where_the_test_says(tmp_path: Path, engine: str) -> None:
+    async def work(store: Store) -> None:
+        assert store.name.startswith("postgresql://") is (engine == "postgres")
+
+    in_store(tmp_path, work)
 
 
 def test_pages_of_jobs_counts_and_ends(tmp_path: Path) -> None:
@@ -177,5 +194,131 @@ def test_a_drained_node_takes_no_job_through_a_login(tmp_path: Path) -> None:
         await store.drain("gpu1", "new fans")
         with pytest.raises(StaleMove, match="gpu1 was drained"):
             await store.jobs.start(job, Placement((Share("ann@gpu1"),)), "it fits")
+
+    in_store(tmp_path, work)
+
+
+def test_services_have_one_name_at_a_time_and_are_changed_whole(tmp_path: Path) -> None:
+    async def work(store: Store) -> None:
+        first = await store.services.add(replace(service(), request_key="one"))
+        assert await store.services.add(replace(service(), request_key="one")) == first, "the same request again"
+        with pytest.raises(NotAllowed, match="there is a service"):
+            await store.services.add(replace(service(), request_key="two"))
+        assert await store.services.find(first.name) == await store.services.find(str(first.id)) == first
+        with pytest.raises(NotFound, match="there is no service 'xyz'"):
+            await store.services.find("xyz")
+        with pytest.raises(NotAllowed):
+            await store.services.change(first.id, refuse)
+        assert await store.services.get(first.id) == first
+        ended = await store.services.change(first.id, lambda one: replace(one, state=ServiceState.ENDED))
+        assert (await store.services.open(), await store.services.is_taken(first.name)) == ([], False)
+        second = await store.services.add(replace(service(), request_key="two"))
+        assert await store.services.newest(9) == [second, ended]
+        assert await store.services.find(first.name) == second, "the one that has not ended"
+        assert await store.services.requested("two") == second
+        assert await store.services.specs() == [one.job for one in second.revisions]
+
+    in_store(tmp_path, work)
+
+
+def refuse(service: Service) -> Service:
+    raise NotAllowed("not now")
+
+
+def test_of_services_that_have_ended_the_newest_are_kept(tmp_path: Path) -> None:
+    async def work(store: Store) -> None:
+        for number in range(MOST_ENDED + 2):
+            made = await store.services.add(replace(service(), request_key=str(number)))
+            await store.services.change(made.id, lambda one: replace(one, state=ServiceState.ENDED))
+        await store.services.add(replace(service(), request_key="last"))
+        kept = [one.request_key for one in await store.services.newest(1000)]
+        assert kept == ["last", *(str(number) for number in range(MOST_ENDED + 1, 1, -1))]
+
+    in_store(tmp_path, work)
+
+
+def test_a_node_that_sleeps_is_known_with_what_it_was(tmp_path: Path) -> None:
+    asleep = PowerRecord(PowerState.ASLEEP, clock.now(), "idle", jobs=(1, 2))
+    known = Known(interface=Interface("eth0", "aa:bb:cc:dd:ee:ff", "10.0.0.1", "10.0.0.255"))
+
+    async def work(store: Store) -> None:
+        awake = replace(asleep, state=PowerState.AWAKE)
+        await store.power.learn("gpu1", awake, known)
+        await store.power.learn("gpu1", asleep, Known())
+        assert await store.power.all() == {"gpu1": (awake, known)}, "what is not known now stays"
+        await store.power.put("gpu1", asleep, "suspended: idle ü")
+        await store.power.put("gpu2", awake, "awake")
+        assert await store.power.all() == {"gpu1": (asleep, known), "gpu2": (awake, Known())}
+        told = [(event.node, event.text) for event in await store.jobs.newest_events(9) if event.kind == "power"]
+        assert sorted(told) == [("gpu1", "suspended: idle ü"), ("gpu2", "awake")]
+        await store.power.forget("gpu1")
+        sql(tmp_path / "state.db", "UPDATE node_power SET record = '{}'")
+        assert await store.power.all() == {}, "of another version"
+
+    in_store(tmp_path, work)
+
+
+def test_the_clock_is_remembered_and_an_idle_agent_has_changed_nothing(tmp_path: Path) -> None:
+    async def work(store: Store) -> None:
+        assert await store.clock.read() is None
+        before, memory = store.changes, Memory(clock.now())
+        for one in (Memory(replace(memory.seen, wall_s=1.5)), memory):
+            await store.clock.write(one)
+        assert (await store.clock.read(), store.changes) == (memory, before)
+
+    in_store(tmp_path, work)
+
+
+def test_an_environment_with_an_odd_name_keeps_no_resolution_from_being_removed(tmp_path: Path) -> None:
+    async def work(store: Store) -> None:
+        envs = store.python_envs
+        assert await envs.resolution("a") is None
+        for name in ("used", "unused", "on a node"):
+            await envs.keep_resolution(f"for {name}", Resolution(name, "tiny==1"))
+            await envs.keep_files(name, EnvFiles("00"))
+        job = await ended(store, "1")
+        # As a node may report them: a lone surrogate, and the character 0, which PostgreSQL takes for no JSON.
+        found = {str(number): Environment("3.11", path, "x") for number, path in enumerate(["\ud800", "\0", "/py"])}
+        named = Environment("3.11", "/py", "x", name="used")
+        await store.environments.record(job.id, 1, {**found, "gpu1": named})
+        sql(tmp_path / "state.db", "INSERT INTO environments (hash, content) VALUES ('0', 'not JSON'), ('1', '[]')")
+        assert not await envs.has_unused("2020-01-01")
+        assert await envs.has_unused("2999-01-01")
+        assert await envs.remove_unused("2999-01-01", ["on a node"], 10) == 1
+        assert await envs.resolution("for unused") is None
+        assert await envs.files("unused") is None
+        assert await envs.resolution("for used") == Resolution("used", "tiny==1")
+        assert await envs.files("on a node") == EnvFiles("00")
+
+    in_store(tmp_path, work)
+
+
+def test_what_is_to_be_removed_is_announced_and_goes_with_all_its_rows(tmp_path: Path) -> None:
+    async def work(store: Store) -> None:
+        old, noted, source = [await ended(store, str(number)) for number in range(3)]
+        await store.notes.change(noted.id, lambda note: replace(note, text="the baseline"))
+        after = replace(SPEC, after=After(ok=(source.id,)))
+        await store.jobs.submit(after, "ann", "later")
+        everything = "2999-01-01T00:00:00+00:00"
+        found = await store.retention.ended(everything, 0, 10)
+        assert [(one.id, one.state, one.has_note) for one in found] == [
+            (old.id, "succeeded", False), (noted.id, "succeeded", True), (source.id, "succeeded", False),
+        ]  # fmt: skip
+        assert await store.retention.ended("2020-01-01", 0, 10) == []
+        assert await store.retention.first_kept(2) == noted.id
+        assert await store.retention.followed() == {source.id}
+        due = [Due(one.id, "job") for one in (old, noted, source)]
+        await store.retention.announce(due, 100.0, everything, "soon")
+        assert await store.retention.ended(everything, 0, 10) == [], "they are announced"
+        await store.retention.postpone(noted.id, 200.0)
+        assert await store.retention.due(150.0, 10) == [due[0], due[2]]
+        gone = await store.retention.remove([one.job for one in due], everything, lambda ids: f"removed {len(ids)}")
+        assert gone == [old.id]
+        await store.retention.withdraw([one.job for one in due])
+        assert await store.retention.due(999.0, 10) == []
+        assert sql(tmp_path / "state.db", f"SELECT COUNT(*) FROM attempts WHERE job = {old.id}")[0][0] == 0
+        assert "removed 1" in [event.text for event in await store.jobs.newest_events(1)]
+        assert await store.retention.remove_events("2999-02-01", 100) == 2
+        assert await store.retention.trim_events(2, 100) > 0
 
     in_store(tmp_path, work)

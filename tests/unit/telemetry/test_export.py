@@ -9,6 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.rig import disk
+from tests.rig.disk import SmallDisk
 from tests.unit.config.test_load import config_of
 from ugro.core.errors import ConfigError
 from ugro.telemetry.export.encoding import Sample, as_lines, as_otlp
@@ -69,6 +71,42 @@ def test_what_waits_is_there_after_a_crash_in_order(tmp_path: Path) -> None:
         again.remove(sealed)
     assert seen == [0, 1, 2, 3, 4]
     assert (again.points, again.size, list(tmp_path.iterdir())) == (0, 0, [])
+
+
+def test_half_a_line_takes_no_good_point_along(tmp_path: Path) -> None:
+    (tmp_path / "open").write_text(json.dumps(RUN) + '\n["job/17", 1, 0, "lo')  # it was killed here
+    spool = Spool(tmp_path)
+    spool.add(many(7, 2), 10**6)
+    assert (steps_in(spool), spool.points) == ([42, 7, 8], 0)
+
+
+@pytest.mark.skipif(disk.available() is not None, reason=str(disk.available()))
+def test_points_that_a_full_disk_did_not_take_are_gone_whole(tmp_path: Path) -> None:
+    small = SmallDisk(tmp_path / "disk", 1 << 20)
+    small.mount()
+    try:
+        spool = Spool(small.folder / "spool")
+        spool.add(many(0, 2), 10**7)
+        small.fill()
+        with pytest.raises(OSError, match="No space"):
+            spool.add(many(100, 1000), 10**7)
+        small.free()
+        spool.add(many(2, 2), 10**7)
+        assert (steps_in(spool), spool.points) == ([0, 1, 2, 3], 0)
+    finally:
+        small.unmount()
+
+
+def steps_in(spool: Spool) -> list[int]:
+    """Takes them all out."""
+    spool.seal()
+    seen: list[int] = []
+    while (sealed := spool.oldest()) is not None:
+        found = [sample.step for sample in spool.read(sealed)]
+        assert len(found) == sealed.points
+        seen += found
+        spool.remove(sealed)
+    return seen
 
 
 def test_above_the_bound_the_oldest_goes_and_is_counted(tmp_path: Path) -> None:

@@ -15,14 +15,14 @@ from pathlib import Path
 from ugro.config.export import ExportSection
 from ugro.core.metrics import is_internal
 from ugro.telemetry.channels import SendFailure
+from ugro.telemetry.export.delivery import Delivery
 from ugro.telemetry.export.destination import Destination, destinations
 from ugro.telemetry.export.encoding import Sample
-from ugro.telemetry.export.spool import Sealed, Spool
+from ugro.telemetry.export.spool import Spool
 from ugro.telemetry.series import Points, SeriesKey
 
 log = logging.getLogger(__name__)
 
-_AT_ONCE = 5000  # points of one request
 _LONGEST_PAUSE_S = 60.0
 
 Say = Callable[[str], Awaitable[None]]
@@ -48,6 +48,7 @@ class Export:
         self._folder = folder
         self._say = say
         self._spool: Spool | None = None
+        self._delivery: Delivery | None = None  # of the spool's oldest file, which stays until all of it was sent
         self._using = asyncio.Lock()  # of the spool
         self._failures = 0
         self._was_dropping = False
@@ -73,24 +74,36 @@ class Export:
         """Sends all that waits. Returns how many pauses to make before the next try; 0: it was taken."""
         async with self._using:
             await asyncio.to_thread(self._seal)
-        while True:
-            async with self._using:
-                sealed, samples = await asyncio.to_thread(self._oldest)
-            if sealed is None:
-                self._noted(None)
-                return 0
+        while (delivery := await self._under_way()) is not None:
             try:
-                rejected = await asyncio.to_thread(_send, destination, samples, cluster)
+                outcome = await delivery.send_some(destination, cluster)
             except SendFailure as failure:
-                if failure.status is None or not destination.will_never_take(failure.status):
-                    self._noted(str(failure))
-                    return float(2 ** min(self._failures, 8))
-                await self._note_dropped(len(samples), f"it was refused: {failure}")
-            else:
-                self.figures.sent += len(samples) - rejected
-                await self._note_dropped(rejected, "the server rejected them")
+                self._noted(str(failure))
+                return float(2 ** min(self._failures, 8))
+            if delivery.is_done:
+                await self._forget()
+            self.figures.sent += outcome.sent
+            await self._note_dropped(outcome.dropped, outcome.why_dropped)
+        self._noted(None)
+        return 0
+
+    async def _under_way(self) -> Delivery | None:
+        """The file that was begun, or the next one."""
+        while self._delivery is None:
             async with self._using:
-                await asyncio.to_thread(self._forget, sealed)
+                samples = await asyncio.to_thread(self._oldest)
+            if samples is None:
+                return None
+            self._delivery = Delivery(samples)
+            if self._delivery.is_done:  # it has no whole line
+                await self._forget()
+        return self._delivery
+
+    async def _forget(self) -> None:
+        """All of its points were sent, or nobody takes them."""
+        self._delivery = None
+        async with self._using:
+            await asyncio.to_thread(self._remove_oldest)
 
     def _noted(self, problem: str | None) -> None:
         if problem is not None and self._failures == 0:
@@ -124,14 +137,18 @@ class Export:
     def _seal(self) -> None:
         self._made().seal()
 
-    def _oldest(self) -> tuple[Sealed | None, list[Sample]]:
+    def _oldest(self) -> list[Sample] | None:
+        """What it has is sent next."""
         spool = self._made()
         sealed = spool.oldest()
         spool.in_use = sealed.number if sealed is not None else None
-        return sealed, spool.read(sealed) if sealed is not None else []
+        return spool.read(sealed) if sealed is not None else None
 
-    def _forget(self, sealed: Sealed) -> None:
-        self._made().remove(sealed)
+    def _remove_oldest(self) -> None:
+        spool = self._made()
+        if (sealed := spool.oldest()) is not None:
+            spool.remove(sealed)
+        spool.in_use = None
         self._measure()
 
     def _measure(self) -> None:
@@ -184,9 +201,3 @@ def _samples(key: SeriesKey, points: Points) -> list[Sample]:
     rows = zip(points.times_ms, points.steps, points.values, strict=True)
     found = (Sample(*key, time_ms, step, value) for time_ms, step, value in rows)
     return [sample for sample in found if sample.is_sendable]
-
-
-def _send(destination: Destination, samples: Sequence[Sample], cluster: str) -> int:
-    """Returns how many points the server rejected."""
-    batches = (samples[begin : begin + _AT_ONCE] for begin in range(0, len(samples), _AT_ONCE))
-    return sum(min(len(batch), destination.send(batch, cluster)) for batch in batches)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import logging
 import secrets
@@ -29,6 +30,8 @@ class Tokens:
         self._store = store
         self._now = now
         self._known: dict[str, ApiToken] = {}
+        self._used: dict[int, ApiToken] = {}  # which is not written yet
+        self._is_used = asyncio.Event()
 
     async def load(self) -> None:
         oldest = _text(self._now() - timedelta(seconds=_LISTED_S))
@@ -76,19 +79,32 @@ class Tokens:
         await self._store.revoke(token.id, now)
         return self._replaced(replace(token, revoked_at=token.revoked_at or now))
 
-    async def check(self, secret: str, address: str) -> ApiToken | None:
-        """The token, if it is one and still valid; its use is noted."""
+    def check(self, secret: str, address: str) -> ApiToken | None:
+        """The token, if it is one and still valid. Its use is noted, and written later: no request waits for that."""
         token = self._known.get(_digest(secret)) if secret.startswith(PREFIX) else None
         now = self._now()
         if token is None or not token.is_valid(_text(now)):
             return None
         if token.last_used_by != address or (token.last_used_at or "") < _text(now - timedelta(seconds=_NOTED_S)):
             token = self._replaced(replace(token, last_used_at=_text(now), last_used_by=address))
-            try:
-                await self._store.used(token.id, _text(now), address)
-            except UgroError as error:  # a full disk must not lock programs out
-                log.warning("the use of token %s cannot be noted: %s", token.name, error)
+            self._used[token.id] = token
+            self._is_used.set()
         return token
+
+    async def run(self) -> None:
+        """Writes down which tokens were used."""
+        while True:
+            await self._is_used.wait()
+            await self.flush()
+
+    async def flush(self) -> None:
+        self._is_used.clear()
+        used, self._used = self._used, {}
+        for token in used.values():
+            try:
+                await self._store.used(token.id, token.last_used_at or "", token.last_used_by)
+            except UgroError as error:  # a full disk: the next use is noted
+                log.warning("the use of token %s cannot be noted: %s", token.name, error)
 
     def is_valid(self, number: int) -> bool:
         now = _text(self._now())

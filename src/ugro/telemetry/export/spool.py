@@ -51,9 +51,7 @@ class Spool:
     def add(self, samples: Iterable[Sample], limit: int) -> int:
         """Returns how many points were dropped to stay within ``limit`` bytes. Raises OSError."""
         lines = [json.dumps(sample) + "\n" for sample in samples]
-        descriptor = os.open(self._open, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        with open(descriptor, "a", encoding="utf-8") as file:
-            file.writelines(lines)
+        _append(self._open, "".join(lines).encode())
         self._points += len(lines)
         if self._open_size >= min(LARGE, limit // _LEAST_FILES):
             self.seal()
@@ -99,15 +97,35 @@ class Spool:
             return 0
 
     def _count_open(self) -> int:
-        with contextlib.suppress(FileNotFoundError):
-            return self._open.read_bytes().count(b"\n")
-        return 0
+        """A line that was cut by a crash is removed: the next would be a part of it."""
+        try:
+            text = self._open.read_bytes()
+        except FileNotFoundError:
+            return 0
+        if not text.endswith(b"\n"):
+            os.truncate(self._open, text.rfind(b"\n") + 1)
+        return text.count(b"\n")
 
     def _found(self) -> Iterator[Sealed]:
         for path in sorted(self._folder.glob(f"*{_SUFFIX}")):
             number, _, points = path.name.removesuffix(_SUFFIX).partition("-")
             if number.isdigit() and points.isdigit():
                 yield Sealed(path, int(number), int(points), path.stat().st_size)
+
+
+def _append(path: Path, text: bytes) -> None:
+    """All of it or nothing: a disk that is full leaves no half of a line."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        before = os.fstat(descriptor).st_size
+        try:
+            while text:
+                text = text[os.write(descriptor, text) :]
+        except OSError:
+            os.ftruncate(descriptor, before)
+            raise
+    finally:
+        os.close(descriptor)
 
 
 def _samples(line: bytes) -> Iterator[Sample]:
