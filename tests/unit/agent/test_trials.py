@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import cast
 
@@ -12,8 +13,8 @@ from tests.unit.agent.test_forecasts import SPEC
 from tests.unit.store.test_database import in_store
 from ugro.agent.jobs.results import ResultService
 from ugro.agent.jobs.service import JobService
-from ugro.agent.planning.trials import KEY, Request, Trials, trial_spec
-from ugro.core.job import Ending, Job, JobSpec, JobState, Share
+from ugro.agent.planning.trials import KEY, Late, Request, Trials, trial_spec
+from ugro.core.job import Ending, Job, JobSpec, JobState, Placement, Share
 from ugro.store.database import Store
 
 REQUEST = Request(SPEC, (Share("gpu1"),), 3, 30.0, "ann")
@@ -39,6 +40,63 @@ class _Jobs:
 
     async def cancel(self, word: str) -> Job:
         return await self._store.jobs.ask_to_end(int(word), Ending.CANCELLED)
+
+
+class _Stuck(_Jobs):
+    """Its job goes through some states, and stays in the last one; every look at it takes ten seconds."""
+
+    def __init__(self, store: Store, *states: JobState) -> None:
+        super().__init__(store, is_recorded=True)
+        self._states = list(states)
+        self.now_s = 0.0
+
+    async def submit_made(self, spec: JobSpec, user: str, key: str) -> Job:
+        return (await self._store.jobs.submit(spec, user, key)).job
+
+    async def moves(self, number: int, timeout_s: float) -> AsyncGenerator[list[Job]]:
+        job = await self._store.jobs.get(number)
+        yield [job]
+        self.now_s += 10
+        if not self._states:
+            return
+        state = self._states.pop(0)
+        if state is JobState.STARTING:
+            yield [await self._store.jobs.start(job, Placement((Share("gpu1"),)), "free")]
+        else:
+            yield [await self._store.jobs.move(job, state, f"it is {state}")]
+
+    def clock(self) -> float:
+        assert self.now_s < 3600, "it waits without end"
+        return self.now_s
+
+
+_STARTED = (JobState.STARTING, JobState.RUNNING)
+_AWAY = "not available for more than 60 s: "
+
+
+@pytest.mark.parametrize(
+    ("states", "says", "after_s"),
+    [
+        ((), "busy for more than 60 s: ", 70),
+        ((*_STARTED, JobState.UNREACHABLE), _AWAY + "it is unreachable", 90),
+        ((*_STARTED, JobState.STOPPING, JobState.RECOVERING), _AWAY + "it is recovering", 100),
+        ((*_STARTED, JobState.STOPPING), "its trial took more than 390 s: it is stopping", 410),
+    ],
+)
+def test_a_trial_that_does_not_end_is_given_up_in_time_and_cancelled(
+    tmp_path: Path, states: tuple[JobState, ...], says: str, after_s: float
+) -> None:
+    async def work(store: Store) -> tuple[str, list[Job], float]:
+        jobs = _Stuck(store, *states)
+        trials = Trials(tmp_path, store.trials, cast(JobService, jobs), cast(ResultService, None), jobs.clock)
+        with pytest.raises(Late) as late:
+            await trials.run(REQUEST, lambda text: None)
+        return str(late.value), await store.jobs.newest(10), jobs.now_s
+
+    text, [job], took_s = in_store(tmp_path / "state.db", work)
+    assert text.startswith(says)
+    assert job.ending is Ending.CANCELLED or job.state is JobState.CANCELLED
+    assert took_s == pytest.approx(after_s, abs=11)
 
 
 @pytest.mark.parametrize("is_recorded", [True, False])

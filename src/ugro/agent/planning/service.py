@@ -14,7 +14,7 @@ from pydantic import ConfigDict
 from ugro.agent.jobs.forecasts import Forecasts, Known
 from ugro.agent.jobs.service import JobService
 from ugro.agent.jobs.submission import Needs, Submit
-from ugro.agent.planning.trials import Busy, Ran, Request, Trials
+from ugro.agent.planning.trials import Late, Ran, Request, Trials
 from ugro.core.errors import NotAllowed, Unsatisfiable, UsageError
 from ugro.core.job import Ending, JobSpec, JobState, Launcher, Placement, Share
 from ugro.core.planning import MOST_NODES, JointTrial, LaunchPlan, LeftOut, NodeTrial
@@ -93,7 +93,7 @@ class PlanService:
         name = request.shares[0].node
         try:
             ran = await self._trials.run(request, say)
-        except Busy as error:
+        except Late as error:
             return LeftOut(name, str(error))
         about = About(name, self._forecasts.device(request.shares[0]), _now(), ran.job.id, ran.ran_out_of_memory)
         found = joint_trial(ran.training, about) if request.is_joint else node_trial(ran.training, about)
@@ -179,7 +179,7 @@ class _Work:
             return found
         if isinstance(found, LeftOut):
             self._left.append(replace(found, node="all together"))
-            self._can_join = found.job is None  # it was busy, and not tried
+            self._can_join = found.job is None  # it waited, and was not tried
         return None
 
     def _trial(self, shares: tuple[Share, ...]) -> Request:
