@@ -61,7 +61,7 @@ class EnergyService:
         self, job: Job, attempt: int, parts: Sequence[NodePart], marks: Sequence[EpochMark]
     ) -> JobEnergy | None:
         others_j = await asyncio.to_thread(_total, self._folder / str(job.id), attempt) if job.attempt > 1 else 0.0
-        return job_energy(attempt, parts, others_j, self.price(), marks)
+        return await asyncio.to_thread(job_energy, attempt, parts, others_j, self.price(), marks)
 
     async def _marks(self, job: int, attempt: int) -> list[EpochMark]:
         wanted = Wanted((job_owner(job),), _EPOCHS, attempt)

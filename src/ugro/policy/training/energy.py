@@ -17,6 +17,7 @@ _WHOLE = 0.99  # of the time: nothing is said about the rest
 _OUTSIDE_S = 30.0  # that marks may lie before or after the samples of a node: its clock may differ from the first one's
 _UNREPORTED_S = 120.0  # a meter writes a line at least every minute
 _SET_S = 1.0  # by which a wall clock may drift before it counts as set
+_MOST_EPOCHS = 10_000  # a script may log as an epoch what is none
 _WORTH_SAYING = 0.15  # by how much more each joule must do without a device before that is said
 
 
@@ -120,15 +121,14 @@ def _ranks(part: NodePart) -> list[RankEnergy]:
 
 def joules_at(samples: Sequence[EnergySample], time_s: float, device: str | None = None) -> float:
     """Since the start, by the node's wall clock; between two samples, on a straight line."""
-    values = [_of(one, device) for one in samples]
-    times = [one.time_s for one in samples]
-    at = bisect_left(times, time_s)
-    if at == len(times):
-        return values[-1]
-    began_s = samples[0].time_s - samples[0].passed_s
-    before_s, before_j = (times[at - 1], values[at - 1]) if at else (began_s, 0.0)
-    passed = (time_s - before_s) / (times[at] - before_s) if times[at] > before_s else 1.0
-    return before_j + max(0.0, passed) * (values[at] - before_j)
+    at = bisect_left(samples, time_s, key=lambda one: one.time_s)
+    if at == len(samples):
+        return _of(samples[-1], device)
+    after, before = samples[at], samples[at - 1] if at else None
+    before_s = after.time_s - after.passed_s if before is None else before.time_s
+    before_j = 0.0 if before is None else _of(before, device)
+    passed = (time_s - before_s) / (after.time_s - before_s) if after.time_s > before_s else 1.0
+    return before_j + max(0.0, passed) * (_of(after, device) - before_j)
 
 
 def _of(sample: EnergySample, device: str | None) -> float:
@@ -138,15 +138,19 @@ def _of(sample: EnergySample, device: str | None) -> float:
 
 
 def _epochs(parts: Sequence[NodePart], marks: Sequence[EpochMark]) -> list[EpochEnergy]:
-    """From the end of the epoch before; nothing where the clock of a node does not fit the marks."""
+    """From the end of the epoch before; nothing where the clock of a node does not fit the marks. The last ones."""
     measured = [part.samples for part in parts if part.samples]
     if not marks or not measured or not all(_covers(samples, marks) for samples in measured):
         return []
-    found, since_s = [], min(samples[0].time_s - samples[0].passed_s for samples in measured)
+    earlier, marks = marks[:-_MOST_EPOCHS], marks[-_MOST_EPOCHS:]
+    began_s = min(samples[0].time_s - samples[0].passed_s for samples in measured)
+    since_s = earlier[-1].time_s if earlier else began_s
+    since_j = math.fsum(joules_at(samples, since_s) for samples in measured)
+    found = []
     for mark in marks:
-        used = (joules_at(samples, mark.time_s) - joules_at(samples, since_s) for samples in measured)
-        found.append(EpochEnergy(mark.epoch, max(0.0, mark.time_s - since_s), math.fsum(used)))
-        since_s = mark.time_s
+        until_j = math.fsum(joules_at(samples, mark.time_s) for samples in measured)
+        found.append(EpochEnergy(mark.epoch, max(0.0, mark.time_s - since_s), until_j - since_j))
+        since_s, since_j = mark.time_s, until_j
     return found
 
 

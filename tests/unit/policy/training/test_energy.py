@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -113,6 +115,31 @@ def test_epochs_add_up_to_what_was_used_until_the_last_one() -> None:
     assert [(one.epoch, one.seconds) for one in found.epochs] == [(0, 30.0), (1, 40.0), (2, 30.0)]
     assert [one.joules for one in found.epochs] == pytest.approx([450.0, 600.0, 450.0])
     assert sum(one.joules for one in found.epochs) == pytest.approx(found.joules)
+
+
+class Counted(Sequence[EnergySample]):
+    """May be looked at that often."""
+
+    def __init__(self, samples: list[EnergySample], most_looks: int) -> None:
+        self._looks_left = most_looks
+        self._samples = samples
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def __getitem__(self, at: Any) -> Any:
+        self._looks_left -= 1
+        assert self._looks_left >= 0
+        return self._samples[at]
+
+
+def test_many_epochs_of_a_long_job_are_found_without_looking_at_all_samples_for_each() -> None:
+    marks = [EpochMark(number, BEGAN_S + 2 * (number + 1)) for number in range(20_000)]
+    samples = Counted(steady(40_000, gpu0=10.0), 10 * 4_000 + 20 * len(marks))
+    found = job_energy(1, [NodePart("gpu1", (0,), (0,), samples)], 0.0, FREE, marks)
+    assert found is not None
+    assert [one.epoch for one in found.epochs] == list(range(10_000, 20_000)), "the last ones"
+    assert {round(one.joules, 3) for one in found.epochs} == {20.0}, "an epoch of 2 s, the first of these, too"
 
 
 def test_a_node_whose_clock_does_not_fit_has_no_epochs() -> None:
