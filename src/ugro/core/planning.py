@@ -114,6 +114,16 @@ class JointTrial:
         return tuple(dict.fromkeys(self.nodes))
 
 
+@dataclass(frozen=True, slots=True)
+class JointFailure:
+    """A trial on several nodes together that has measured nothing."""
+
+    nodes: tuple[str, ...]
+    reason: str
+    at: str = ""
+    job: int = 0
+
+
 class Links(StrEnum):
     """How the time of an exchange between nodes is known."""
 
@@ -229,6 +239,8 @@ def percent(error: float) -> str:
 def compared(predicted: Prediction, measured: float | None) -> str:
     """``412 samples/s ± 8 %; measured 398, 3 % less``"""
     words = f"{speed(predicted.samples_per_s)} samples/s {percent(predicted.error)}"
+    if predicted.links is Links.ASSUMED:
+        words += ", with an assumed network"
     if measured is None or predicted.samples_per_s <= 0:
         return words
     off = round(100 * (measured / predicted.samples_per_s - 1))
