@@ -206,8 +206,13 @@ def with_energy(
 ) -> JobProfile:
     """``without_s``: by rank, how long a step would take without it; ``whole_s``: by the same model, with all."""
     own = _by_rank(profile, powers)
+    has_samples = profile.pipeline is None  # the ranks of a pipeline have layers, and all samples
     ranks = tuple(
-        replace(rank, watts=power, samples_per_joule=_per_joule(rank.samples, power, profile))
+        replace(
+            rank,
+            watts=power,
+            samples_per_joule=_per_joule(rank.samples, power, profile) if has_samples else None,
+        )
         for rank, power in zip(profile.ranks, own, strict=True)
     )
     found = replace(profile, ranks=ranks)
@@ -217,8 +222,7 @@ def with_energy(
     samples = math.fsum(rank.samples for rank in ranks)
     whole_w = math.fsum(known)
     found = replace(found, watts=whole_w, samples_per_joule=_per_joule(samples, whole_w, profile))
-    wasteful = _wasteful(found, known, without_s, whole_s)
-    return found if wasteful is None else replace(found, findings=(*found.findings, wasteful))
+    return replace(found, findings=(*found.findings, *_wasteful(found, known, without_s, whole_s)))
 
 
 def _by_rank(profile: JobProfile, powers: Mapping[str, Sequence[float]]) -> list[float | None]:
@@ -240,29 +244,45 @@ def _per_joule(samples: float, power_w: float | None, profile: JobProfile) -> fl
     return samples / (power_w * profile.step_s) if power_w and profile.step_s > 0 else None
 
 
+@dataclass(frozen=True, slots=True)
+class _Worth:
+    """What a rank adds."""
+
+    rank: int
+    faster: float  # the speed that it adds; negative: it makes the training slower
+    more: float  # by how much more a joule would do without it
+    share: float  # of the energy
+
+
 def _wasteful(
     profile: JobProfile, powers: Sequence[float], without_s: Sequence[float | None], whole_s: float
-) -> Finding | None:
-    """The rank without which each joule would do the most, if that is worth saying."""
+) -> list[Finding]:
+    """Every rank that costs energy and time; of the others, the one without which each joule would do the most."""
     whole_w = math.fsum(powers)
-    best: tuple[float, int, float] | None = None
-    for rank, (power_w, other_s) in enumerate(zip(powers, without_s, strict=False)):
-        if not other_s or not whole_s or not 0 < power_w < whole_w:
-            continue
-        faster = other_s / whole_s - 1  # what the rank adds
-        more = (whole_s * whole_w) / (other_s * (whole_w - power_w)) - 1
-        if (faster < 0 or more >= _WORTH_SAYING) and (best is None or more > best[0]):
-            best = (more, rank, faster)
-    if best is None:
-        return None
-    more, rank, faster = best
-    name, share = profile.ranks[rank].node, powers[rank] / whole_w
-    what = f"adds {100 * faster:.0f} % speed for" if faster >= 0 else "makes it slower, with"
-    without = f"without it, a joule would do {1 + more:.2f} times as much"
-    words = f"{name} {what} {100 * share:.0f} % of the energy: {without}"
-    is_alone = [node_of(one.node) for one in profile.ranks].count(node_of(name)) == 1
+    found = [
+        _Worth(
+            rank,
+            other_s / whole_s - 1,
+            (whole_s * whole_w) / (other_s * (whole_w - power_w)) - 1,
+            power_w / whole_w,
+        )
+        for rank, (power_w, other_s) in enumerate(zip(powers, without_s, strict=False))
+        if other_s and whole_s and 0 < power_w < whole_w
+    ]
+    found.sort(key=lambda one: -one.more)
+    negative = [one for one in found if one.faster < 0]
+    positive = [one for one in found if one.faster >= 0 and one.more >= _WORTH_SAYING]
+    return [_named(profile, one) for one in (*negative, *positive[:1])]
+
+
+def _named(profile: JobProfile, one: _Worth) -> Finding:
+    name = profile.ranks[one.rank].node
+    what = f"adds {100 * one.faster:.0f} % speed for" if one.faster >= 0 else "makes it slower, with"
+    without = f"without it, a joule would do {1 + one.more:.2f} times as much"
+    words = f"{name} {what} {100 * one.share:.0f} % of the energy: {without}"
+    is_alone = [node_of(other.node) for other in profile.ranks].count(node_of(name)) == 1
     remedy = f"if energy matters more than time, launch it without {node_of(name) if is_alone else name}"
-    return Finding(FindingKind.ENERGY, words, remedy, 0.0, (profile.ranks[rank].rank,))
+    return Finding(FindingKind.ENERGY, words, remedy, 0.0, (profile.ranks[one.rank].rank,))
 
 
 # --- texts ------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import pytest
 from tests.rig.training import Pretend
 from ugro.core.energy import DeviceSum, EnergySample
 from ugro.core.profile import FindingKind, JobProfile
-from ugro.core.training import Training, read
+from ugro.core.training import PipelineRecord, Training, read
 from ugro.policy.balance.mode import Mode
 from ugro.policy.training.energy import (
     EpochMark,
@@ -229,6 +229,36 @@ def test_a_device_whose_marginal_samples_per_joule_are_negative_is_named() -> No
     last = with_energy(found, {"gpu0": [100.0], "gpu1": [5.0]}, others.without_s, others.whole_s).findings[-1]
     assert last.kind is FindingKind.ENERGY
     assert last.words.startswith("gpu1 makes it slower, with 5 % of the energy: without it, a joule would do ")
+
+
+def test_every_device_whose_marginal_samples_per_joule_are_negative_is_named() -> None:
+    found, _ = profiled(Pretend([0.001] * 5))
+    powers = {f"gpu{rank}": [power] for rank, power in enumerate((100.0, 5.0, 10.0, 100.0, 90.0))}
+    # Without the second or the third one steps are shorter; without one of the last two hardly longer.
+    measured = with_energy(found, powers, [0.2, 0.099, 0.09, 0.101, 0.101], 0.1)
+    named = [one for one in measured.findings if one.kind is FindingKind.ENERGY]
+    assert [one.ranks for one in named] == [(2,), (1,), (3,)], "and the worst of those that add something"
+    assert ["slower" in one.words for one in named] == [True, True, False]
+
+
+def test_ranks_of_a_pipeline_have_no_samples_of_their_own() -> None:
+    found, training = profiled(Pretend([0.001, 0.012]))
+    training.pipeline = PipelineRecord((1, 0), (8, 4), 8, 0.1, 0.11, "gpu1 computes longest")
+    found = replace(found, pipeline=training.pipeline)
+    others = alternatives(found, training)
+    measured = with_energy(found, {"gpu0": [100.0], "gpu1": [90.0]}, others.without_s, others.whole_s)
+    assert [rank.watts for rank in measured.ranks] == [100.0, 90.0]
+    assert [rank.samples_per_joule for rank in measured.ranks] == [None, None]
+    assert measured.samples_per_joule == pytest.approx(96 / (190 * found.step_s))
+    assert measured.findings == found.findings, "none can be left out: each has layers"
+
+
+def test_nothing_is_said_of_leaving_out_a_rank_of_local_sgd() -> None:
+    found, training = profiled(Pretend([0.001, 0.012]))
+    assert alternatives(found, training).without_s
+    assert training.run is not None
+    training.run = replace(training.run, is_local=True)
+    assert not alternatives(found, training).without_s
 
 
 def test_devices_that_are_worth_their_energy_are_not_named() -> None:
