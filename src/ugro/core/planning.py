@@ -84,6 +84,7 @@ class NodeTrial:
     at: str = ""  # when it was measured
     job: int = 0
     size: ModelSize | None = None
+    is_of_local: bool = False  # the training itself is local SGD; this was measured with exchanges in every step
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,8 +192,9 @@ class LaunchPlan:
     nodes: tuple[NodeFigures, ...]
     left_out: tuple[LeftOut, ...] = ()
     notes: tuple[str, ...] = ()
-    local: LocalPlan | None = None  # only if it is clearly faster than the best
+    local: LocalPlan | None = None  # only if it is clearly faster than the best, or what the training does anyway
     memory: tuple[DeviceNeed, ...] = ()  # of each device of all these nodes, in each way to spread the model
+    is_of_local: bool = False  # the training itself is local SGD, which only ``local`` is about
 
     @property
     def best(self) -> Prediction:

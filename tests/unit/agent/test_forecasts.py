@@ -142,3 +142,17 @@ def test_a_smaller_set_that_was_tried_by_itself_is_predicted_though_the_larger_o
         return [(await forecasts.known(SPEC, SHARES[:count])).can_join for count in (2, 3)]
 
     assert in_store(tmp_path / "state.db", work) == [True, False]
+
+
+def test_of_a_script_that_asks_for_local_sgd_itself_nothing_is_predicted(tmp_path: Path) -> None:
+    async def work(store: Store) -> list[Prediction | None]:
+        forecasts, found = await with_trials(store), []
+        for is_of_local in (False, True):
+            [trial] = (await forecasts.known(SPEC, SHARES[:1])).trials.values()
+            await forecasts.keep(SPEC, SHARES[:1], replace(trial, is_of_local=is_of_local))
+            found.append(await forecasts.predict(SPEC, Placement(SHARES[:1])))
+        return found
+
+    step, local = in_store(tmp_path / "state.db", work)
+    assert step is not None
+    assert local is None

@@ -106,6 +106,8 @@ class Forecasts:
         known = await self.known(spec, placement.shares)
         if len(known.trials) < len(placement.shares) or not known.can_join:
             return None
+        if any(trial.is_of_local for trial in known.trials.values()):
+            return None
         return predict(placement.nodes, await self.knowledge(spec, known))
 
     async def memory(self, spec: JobSpec, placement: Placement) -> tuple[DeviceNeed, ...]:
