@@ -10,11 +10,17 @@ from typing import cast
 import pytest
 
 from tests.unit.agent.test_forecasts import SPEC
+from tests.unit.policy.planning.test_reading import solo
 from tests.unit.store.test_database import in_store
+from ugro.agent.jobs.forecasts import Forecasts
 from ugro.agent.jobs.results import ResultService
 from ugro.agent.jobs.service import JobService
-from ugro.agent.planning.trials import KEY, Late, Request, Trials, trial_spec
+from ugro.agent.jobs.submission import Submit
+from ugro.agent.planning.service import PlanRequest, PlanService
+from ugro.agent.planning.trials import KEY, Late, Ran, Request, Trials, trial_spec
+from ugro.agent.tracking.cluster import Cluster
 from ugro.core.job import Ending, Job, JobSpec, JobState, Placement, Share
+from ugro.core.planning import LaunchPlan, LeftOut
 from ugro.store.database import Store
 
 REQUEST = Request(SPEC, (Share("gpu1"),), 3, 30.0, "ann")
@@ -113,6 +119,41 @@ def test_a_trial_that_is_recorded_as_its_client_leaves_is_cancelled(tmp_path: Pa
 
     found = in_store(tmp_path / "state.db", work)
     assert [job.ending for job in found] == ([Ending.CANCELLED] if is_recorded else [])
+
+
+class _Tried:
+    """Trials of which one is late."""
+
+    async def run(self, request: Request, say: object) -> Ran:
+        if request.shares[0].node == "gpu2":
+            raise Late("busy for more than 60 s: job 7 has it")
+        return Ran(Job(1, SPEC, "ann", JobState.SUCCEEDED, "every rank ended with 0", ""), solo(), False)
+
+
+class _Wanted:
+    """A job that would get two nodes."""
+
+    async def read(self, submit: Submit) -> JobSpec:
+        return SPEC
+
+    async def uses(self, spec: JobSpec, module: str) -> bool:
+        return True
+
+    async def place_idle(self, spec: JobSpec) -> Placement:
+        return Placement((Share("gpu1"), Share("gpu2")))
+
+
+def test_a_node_whose_trial_is_late_is_left_out_and_the_others_are_planned(tmp_path: Path) -> None:
+    async def work(store: Store) -> LaunchPlan:
+        forecasts = Forecasts(store.trials, store.hardware, Cluster(None), lambda node: None)
+        service = PlanService(cast(JobService, _Wanted()), forecasts, cast(Trials, _Tried()))
+        request = PlanRequest(Submit("ann", "plan-1"))
+        said = [message async for [message] in service.plan(request)]
+        return cast(LaunchPlan, said[-1]["plan"])
+
+    plan = in_store(tmp_path / "state.db", work)
+    assert plan.best.nodes == ("gpu1",)
+    assert plan.left_out == (LeftOut("gpu2", "busy for more than 60 s: job 7 has it"),)
 
 
 def test_trials_under_way_are_found_by_their_keys_alone(tmp_path: Path) -> None:
