@@ -144,6 +144,16 @@ def test_a_smaller_set_that_was_tried_by_itself_is_predicted_though_the_larger_o
     assert in_store(tmp_path / "state.db", work) == [True, False]
 
 
+def test_a_smaller_set_that_failed_is_predicted_after_a_larger_one_succeeded(tmp_path: Path) -> None:
+    async def work(store: Store) -> bool:
+        forecasts = await with_trials(store)
+        await forecasts.keep(SPEC, SHARES[:2], JointFailure(("a", "b"), "no route", "2026-01-01T00:00:00+00:00"))
+        await forecasts.keep(SPEC, SHARES, replace(TOGETHER, at="2026-01-02T00:00:00+00:00"))
+        return (await forecasts.known(SPEC, SHARES[:2])).can_join
+
+    assert in_store(tmp_path / "state.db", work)
+
+
 def test_of_a_script_that_asks_for_local_sgd_itself_nothing_is_predicted(tmp_path: Path) -> None:
     async def work(store: Store) -> list[Prediction | None]:
         forecasts, found = await with_trials(store), []

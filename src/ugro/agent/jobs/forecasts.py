@@ -66,11 +66,15 @@ class Forecasts:
         return {node: found[key] for node, key in keys.items() if key in found}
 
     async def _newest_joint(self, spec: JobSpec, shares: Sequence[Share]) -> JointTrial | JointFailure | None:
-        """Of exactly these nodes, or the newest that has all of them."""
-        keys = [self.joint_key(spec, shares), self._member_key(spec, shares[0])]
-        measured, failed = await self._store.get(JointTrial, keys), await self._store.get(JointFailure, keys)
-        newest = next((one for key in keys if (one := measured.get(key) or failed.get(key)) is not None), None)
-        return newest if newest is not None and {share.node for share in shares} <= set(newest.nodes) else None
+        """What was measured of exactly these nodes, or the newest trial that has all of them."""
+        exact, wider = self.joint_key(spec, shares), self._member_key(spec, shares[0])
+        measured = await self._store.get(JointTrial, [exact, wider])
+        if exact in measured:
+            return measured[exact]
+        failed = await self._store.get(JointFailure, [exact, wider])
+        found: list[JointTrial | JointFailure] = [*measured.values(), *failed.values()]
+        names = {share.node for share in shares}
+        return max((one for one in found if names <= set(one.nodes)), key=lambda one: one.at, default=None)
 
     async def keep(self, spec: JobSpec, shares: Sequence[Share], found: NodeTrial | JointTrial | JointFailure) -> None:
         """``shares``: the one of a node's trial, or all of a joint one."""

@@ -11,6 +11,7 @@ from ugro.core.energy import CPU, DeviceEnergy, EnergySample, EpochEnergy, JobEn
 from ugro.core.profile import Finding, FindingKind, JobProfile
 from ugro.core.support.quantity import format_cost, format_energy
 from ugro.policy.training.verdict import node_of
+from ugro.policy.wording import in_words
 
 _J_PER_WH = 3600.0
 _WHOLE = 0.99  # of the time: nothing is said about the rest
@@ -257,7 +258,7 @@ class _Worth:
 def _wasteful(
     profile: JobProfile, powers: Sequence[float], without_s: Sequence[float | None], whole_s: float
 ) -> list[Finding]:
-    """Every rank that costs energy and time; of the others, the one without which each joule would do the most."""
+    """Those that cost energy and time; of the others, the one without which each joule would do the most."""
     whole_w = math.fsum(powers)
     found = [
         _Worth(
@@ -272,17 +273,25 @@ def _wasteful(
     found.sort(key=lambda one: -one.more)
     negative = [one for one in found if one.faster < 0]
     positive = [one for one in found if one.faster >= 0 and one.more >= _WORTH_SAYING]
-    return [_named(profile, one) for one in (*negative, *positive[:1])]
+    return [_named(profile, some) for some in (negative, positive[:1]) if some]
 
 
-def _named(profile: JobProfile, one: _Worth) -> Finding:
+def _named(profile: JobProfile, found: Sequence[_Worth]) -> Finding:
+    """Of several, all are named; what leaving out more than one would do is not known."""
+    one, ranks = found[0], tuple(profile.ranks[each.rank].rank for each in found)
     name = profile.ranks[one.rank].node
+    if len(found) > 1:
+        names = in_words([profile.ranks[each.rank].node for each in found])
+        share = math.fsum(each.share for each in found)
+        words = f"each of {names} makes it slower, with {100 * share:.0f} % of the energy together: without {name}, "
+        words += f"a joule would do {1 + one.more:.2f} times as much"
+        return Finding(FindingKind.ENERGY, words, f"launch it without {name}, and look again", 0.0, ranks)
     what = f"adds {100 * one.faster:.0f} % speed for" if one.faster >= 0 else "makes it slower, with"
     without = f"without it, a joule would do {1 + one.more:.2f} times as much"
     words = f"{name} {what} {100 * one.share:.0f} % of the energy: {without}"
     is_alone = [node_of(other.node) for other in profile.ranks].count(node_of(name)) == 1
     remedy = f"if energy matters more than time, launch it without {node_of(name) if is_alone else name}"
-    return Finding(FindingKind.ENERGY, words, remedy, 0.0, (profile.ranks[one.rank].rank,))
+    return Finding(FindingKind.ENERGY, words, remedy, 0.0, ranks)
 
 
 # --- texts ------------------------------------------------------------------------------------------------------

@@ -237,8 +237,13 @@ def test_every_device_whose_marginal_samples_per_joule_are_negative_is_named() -
     # Without the second or the third one steps are shorter; without one of the last two hardly longer.
     measured = with_energy(found, powers, [0.2, 0.099, 0.09, 0.101, 0.101], 0.1)
     named = [one for one in measured.findings if one.kind is FindingKind.ENERGY]
-    assert [one.ranks for one in named] == [(2,), (1,), (3,)], "and the worst of those that add something"
-    assert ["slower" in one.words for one in named] == [True, True, False]
+    assert [one.ranks for one in named] == [(2, 1), (3,)], "and the worst of those that add something"
+    assert named[0].words == (
+        "each of gpu2 and gpu1 makes it slower, with 5 % of the energy together: "
+        "without gpu2, a joule would do 1.15 times as much"
+    )
+    assert named[0].remedy == "launch it without gpu2, and look again"
+    assert named[1].words.startswith("gpu3 adds 1 % speed for 33 % of the energy: ")
 
 
 def test_ranks_of_a_pipeline_have_no_samples_of_their_own() -> None:
