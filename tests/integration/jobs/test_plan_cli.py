@@ -126,7 +126,7 @@ def test_what_cannot_be_planned_is_refused(ugro: Ugro, words: list[str], code: i
 
 @pytest.mark.proof
 def test_nodes_that_failed_together_are_not_predicted_together_afterwards(ugro: Ugro) -> None:
-    done = ugro("plan", *words_of(ugro, "--json"), "--apart")
+    done = ugro("plan", *words_of(ugro, "--json", "--name", "apart"), "--apart")
     assert done.returncode == 0, done.stderr
     plan = json.loads(done.stdout)["plan"]
     assert {len(one["nodes"]) for one in plan["predictions"]} == {1}
