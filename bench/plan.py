@@ -24,7 +24,7 @@ from ugro.client.client import Client
 from ugro.client.job_logs import LogChoice
 from ugro.client.planning import PlanWish
 from ugro.core.job import JobState
-from ugro.core.planning import LaunchPlan
+from ugro.core.planning import LaunchPlan, Prediction
 from ugro.core.support.state_dir import StateDir
 from ugro.lab.lab import Lab
 from ugro.lab.shape import Wish
@@ -44,10 +44,17 @@ class Round:
     speeds: dict[tuple[str, ...], float]
 
     def predicted(self, nodes: tuple[str, ...]) -> float:
-        return next(one.samples_per_s for one in self.plan.predictions if set(one.nodes) == set(nodes))
+        return self._of(nodes).samples_per_s
 
     def error(self, nodes: tuple[str, ...]) -> float:
         return self.predicted(nodes) / self.speeds[nodes] - 1
+
+    def is_within(self, nodes: tuple[str, ...]) -> bool:
+        """Whether the speed is as near to the prediction as that says."""
+        return abs(self.speeds[nodes] / self.predicted(nodes) - 1) <= self._of(nodes).error
+
+    def _of(self, nodes: tuple[str, ...]) -> Prediction:
+        return next(one for one in self.plan.predictions if set(one.nodes) == set(nodes))
 
     @property
     def best(self) -> tuple[str, ...]:
@@ -135,7 +142,16 @@ def _pair(one: Round, nodes: tuple[str, ...]) -> str:
     return f"{one.predicted(nodes):7.0f} /{one.speeds[nodes]:5.0f}{sign}"
 
 
+def _print_single(cases: list[Case]) -> None:
+    """Of each plan by itself: what one user of it sees. No bar: it says as much of the machine as of the plan."""
+    found = [(one, nodes) for case in cases for one in case.rounds for nodes in case.sets]
+    worst = max(abs(one.error(nodes)) for one, nodes in found)
+    within = sum(one.is_within(nodes) for one, nodes in found)
+    print(f"single plans: worst error {worst:.0%}; {within} of {len(found)} speeds within the stated ±", flush=True)
+
+
 def _bars(cases: list[Case]) -> list[Bar]:
+    _print_single(cases)
     errors = [abs(case.error(nodes)) for case in cases for nodes in case.sets]
     bars = [
         Bar("predictions: median error", statistics.median(errors), 1.0, "the speed", _MEDIAN),

@@ -21,6 +21,8 @@ place.write_text(NODE)
 print(f"trial {TRIAL} on {NODE}", flush=True)
 if "--wait" in sys.argv and TRIAL:
     time.sleep(600)
+if "--apart" in sys.argv and TRIAL and TRIAL.startswith("joint"):
+    sys.exit("cannot reach the others")
 if RANK:
     sys.exit(0)
 places = [FOLDER / f"{os.environ['UGRO_JOB']}.{rank}" for rank in range(RANKS)]

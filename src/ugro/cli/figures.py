@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
 
 from ugro.cli.output import Cell, Output
 from ugro.core.figures import (
@@ -12,8 +13,12 @@ from ugro.core.figures import (
     LinkFigures,
     Measurement,
     NodeFigures,
+    StorageFigures,
 )
 from ugro.core.support.quantity import format_duration, format_size
+
+if TYPE_CHECKING:
+    from ugro.client.hardware import NodeHardware
 
 _DEVICE_HEADER = ("NODE", "DEVICE", "FP32", "TF32", "BF16", "FP16", "INT8", "MEMORY", "TO IT", "FROM IT")
 _NODE_HEADER = ("NODE", "ONE CORE", "ALL CORES", "MEMORY", "WRITE", "READ", "RANDOM READS", "FSYNC")
@@ -41,26 +46,63 @@ def show_skipped(output: Output, measured: Measurement) -> None:
         output.note("not measured:", *(f"  {line}" for line in found))
 
 
-def details(figures: NodeFigures, links: Sequence[LinkFigures]) -> list[tuple[str, str]]:
-    """For ``ugro node show``."""
-    found = [("measured", f"{figures.measured_at}, {figures.mode}{_with(figures)}")]
+def details(hardware: NodeHardware) -> list[tuple[str, str]]:
+    """For ``ugro node show``; nothing if nothing was measured."""
+    figures = hardware.figures
+    lines = [*_own(figures)] if figures is not None else []
+    lines += [f"to {link.target}: {link.error or _link(link)}" for link in hardware.links]
+    lines += [_allreduce(one) for one in hardware.allreduces]
+    about = f"{figures.measured_at}, {figures.mode}{_with(figures)}" if figures is not None else "its links"
+    return [("measured", about), *(("", f"  {line}") for line in lines)] if lines else []
+
+
+def _own(figures: NodeFigures) -> Iterator[str]:
     for device in figures.devices:
-        rates = ", ".join(f"{name} {flops(rate, name)}" for name in PRECISIONS if (rate := device.rate(name)))
-        memory = f", memory {per_second(device.memory_bytes_per_s)}" if device.memory_bytes_per_s else ""
-        found.append(("", f"  {device_name(device)}: {rates or 'no figures'}{memory}"))
+        yield f"{device_name(device)}: {_device(device) or 'no figures'}"
     if (cpu := figures.cpu) is not None:
         one, every = per_second(cpu.one_core_bytes_per_s), per_second(cpu.all_cores_bytes_per_s)
-        found.append(("", f"  CPU compresses {one} on one core, {every} on {cpu.cores}"))
+        yield f"CPU compresses {one} on one core, {every} on {cpu.cores}"
     if figures.memory_bytes_per_s is not None:
-        found.append(("", f"  memory copies {per_second(figures.memory_bytes_per_s)}"))
+        yield f"memory copies {per_second(figures.memory_bytes_per_s)}"
     if (disk := figures.storage) is not None:
-        cached = " (from a cache)" if disk.is_cached else ""
-        read, write = per_second(disk.read_bytes_per_s), per_second(disk.write_bytes_per_s)
-        found.append(("", f"  storage writes {write}, reads {read}{cached}"))
-    for link in links:
-        there = link.error or f"{per_second(link.bytes_per_s)}, {_time(link.latency_s)} there and back"
-        found.append(("", f"  to {link.target}: {there}"))
-    return found
+        yield f"storage {_storage(disk)}"
+
+
+def _device(device: DeviceFigures) -> str:
+    rates = [f"{name} {flops(rate, name)}" for name in PRECISIONS if (rate := device.rate(name))]
+    copies = {
+        "memory": device.memory_bytes_per_s,
+        "to it": device.to_device_bytes_per_s,
+        "from it": device.from_device_bytes_per_s,
+    }
+    return ", ".join([*rates, *(f"{what} {per_second(rate)}" for what, rate in copies.items() if rate)])
+
+
+def _storage(disk: StorageFigures) -> str:
+    cached = " (from a cache)" if disk.is_cached else ""
+    random = disk.random_reads_per_s
+    parts = [
+        f"writes {per_second(disk.write_bytes_per_s)}" if disk.write_bytes_per_s is not None else "",
+        f"reads {per_second(disk.read_bytes_per_s)}{cached}" if disk.read_bytes_per_s is not None else "",
+        f"{random:,.0f} random reads/s" if random is not None else "",
+        f"fsync {_time(disk.fsync_s)}" if disk.fsync_s is not None else "",
+    ]
+    return ", ".join(part for part in parts if part) or "no figures"
+
+
+def _link(link: LinkFigures) -> str:
+    parts = [
+        f"{per_second(link.bytes_per_s)} there" if link.bytes_per_s is not None else "",
+        f"{per_second(link.back_bytes_per_s)} back" if link.back_bytes_per_s is not None else "",
+        f"round trip {_time(link.latency_s)}" if link.latency_s is not None else "",
+        f"jitter {_time(link.jitter_s)}" if link.jitter_s is not None else "",
+    ]
+    return ", ".join(part for part in parts if part) or "no figures"
+
+
+def _allreduce(one: AllReduceFigures) -> str:
+    who = f"{one.backend}, {one.ranks} ranks on {', '.join(one.nodes)}"
+    return f"all-reduce of {one.size_bytes // 10**6} MB: {_time(one.seconds)} ({who})"
 
 
 def device_name(device: DeviceFigures) -> str:

@@ -60,8 +60,7 @@ def show(session: Session, name: str) -> int:
         session.output.document({"node": report, "hardware": hardware})
     else:
         _show(session.output, report)
-        if hardware.figures is not None:
-            _show_details(session.output, figures.details(hardware.figures, hardware.links))
+        _show_details(session.output, figures.details(hardware))
         doctor.show(session.output, hardware.findings)
     return health.exit_code([report])
 

@@ -38,6 +38,7 @@ class NodeHardware:
     history: tuple[NodeFigures, ...] = ()  # the newest first
     best: tuple[BestFigure, ...] = ()
     links: tuple[LinkFigures, ...] = ()  # to other nodes
+    allreduces: tuple[AllReduceFigures, ...] = ()  # that it took part in
     findings: tuple[Finding, ...] = ()  # what has become worse
 
 

@@ -84,6 +84,7 @@ class NodeTrial:
     at: str = ""  # when it was measured
     job: int = 0
     size: ModelSize | None = None
+    is_of_local: bool = False  # the training itself is local SGD; this was measured with exchanges in every step
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +113,16 @@ class JointTrial:
     @property
     def distinct(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(self.nodes))
+
+
+@dataclass(frozen=True, slots=True)
+class JointFailure:
+    """A trial on several nodes together that has measured nothing."""
+
+    nodes: tuple[str, ...]
+    reason: str
+    at: str = ""
+    job: int = 0
 
 
 class Links(StrEnum):
@@ -181,8 +192,9 @@ class LaunchPlan:
     nodes: tuple[NodeFigures, ...]
     left_out: tuple[LeftOut, ...] = ()
     notes: tuple[str, ...] = ()
-    local: LocalPlan | None = None  # only if it is clearly faster than the best
+    local: LocalPlan | None = None  # only if it is clearly faster than the best, or what the training does anyway
     memory: tuple[DeviceNeed, ...] = ()  # of each device of all these nodes, in each way to spread the model
+    is_of_local: bool = False  # the training itself is local SGD, which only ``local`` is about
 
     @property
     def best(self) -> Prediction:
@@ -229,6 +241,8 @@ def percent(error: float) -> str:
 def compared(predicted: Prediction, measured: float | None) -> str:
     """``412 samples/s ± 8 %; measured 398, 3 % less``"""
     words = f"{speed(predicted.samples_per_s)} samples/s {percent(predicted.error)}"
+    if predicted.links is Links.ASSUMED:
+        words += ", with an assumed network"
     if measured is None or predicted.samples_per_s <= 0:
         return words
     off = round(100 * (measured / predicted.samples_per_s - 1))

@@ -105,6 +105,7 @@ class TrialRecord:
     sizes: tuple[int, ...] = ()  # of the batches
     optimizer_bytes: int = 0  # what it remembers; 0: not known
     sample_bytes: int = 0  # what layers keep of one sample for the backward pass; 0: not known
+    is_of_local: bool = False  # the training itself would be local SGD
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,6 +261,7 @@ def _trial(record: dict[str, Any]) -> TrialRecord:
         tuple(_whole(one) for one in _list(record.get("sizes", []))),
         _whole(record.get("optimizer_bytes", 0)),
         _whole(record.get("sample_bytes", 0)),
+        record.get("sync") == "local",
     )
 
 

@@ -74,7 +74,8 @@ def init(
         surroundings = replace(surroundings, resume=Path(resume))
     if (wish := Wish.of(surroundings.trial)) is not None:  # measures each rank as it is, from the beginning
         how = surroundings.mode if wish.is_joint else Mode.OFF
-        surroundings = replace(surroundings, resume=None, mode=how, sync=Sync())
+        is_local = surroundings.sync.is_local
+        surroundings = replace(surroundings, resume=None, mode=how, sync=Sync(), is_trial_of_local=is_local)
     return Run(surroundings, seed, checkpoints_kept)
 
 
@@ -97,7 +98,7 @@ class Run:
         self._stepping = kind(self._group, History(start.clock(self.device)), self._balance, self.progress)
         self._stepping.tracer = self._tracer = start.tracer(surroundings, number, self.device)
         self._stepping.part = PartOfShare(surroundings.run_folder, start.run_name(surroundings))
-        self._stepping.trial = self._trial = Trial.of(surroundings.trial, self._group, self._group.nodes, main)
+        self._stepping.trial = self._trial = Trial.of(surroundings, self._group, main)
         self._kept = self._stepping.kept
         self._elastic_run = ElasticRun(
             self.progress, self._kept, self._stepping, self._balance, self._metrics, surroundings.mode, all_speeds,

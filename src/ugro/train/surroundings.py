@@ -31,6 +31,7 @@ class Surroundings:
     run_folder: Path | None = None  # of this attempt on this node, where UGRO writes requests
     trial: str | None = None  # what to measure, if this is not the training itself
     sync: Sync = field(default_factory=Sync)
+    is_trial_of_local: bool = False  # a trial exchanges in every step; the training itself would not
     min_ranks: int | None = None  # with as many the training goes on when others are lost; None: with all only
     rank_timeout_s: float = RANK_TIMEOUT_S  # a rank that keeps the others waiting for longer is lost
     meeting: tuple[str, int] | None = None  # where ranks meet that have lost others

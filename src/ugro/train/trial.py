@@ -16,9 +16,11 @@ from itertools import combinations
 from typing import Any, NoReturn
 
 from ugro.core.errors import UsageError
+from ugro.policy.local.sync import SyncMode
 from ugro.train.group import Group
 from ugro.train.memory import SavedForBackward
 from ugro.train.metrics import Metrics
+from ugro.train.surroundings import Surroundings
 
 _BLOCK = 4  # steps with the same size
 _LOOKED_AT = 1  # the step in which is counted what layers keep for backward
@@ -61,12 +63,13 @@ class Wish:
 
 
 class Trial:
-    def __init__(self, wish: Wish, group: Group, nodes: Sequence[str], metrics: Metrics | None) -> None:
-        """``nodes``: of each rank. ``metrics`` is given on the main rank only."""
+    def __init__(self, wish: Wish, group: Group, metrics: Metrics | None, *, is_of_local: bool = False) -> None:
+        """``metrics`` is given on the main rank only. ``is_of_local``: the training itself would be local SGD."""
         self.wish = wish
         self.is_over = False
         self._group = group
-        self._nodes = list(nodes)
+        self._nodes = list(group.nodes)  # of each rank
+        self._sync = SyncMode.LOCAL if is_of_local else SyncMode.STEP
         self.units: Sequence[str] | None = None  # the names of groups of ranks, if samples are shared among those
         self._metrics = metrics
         self._sizes = (1, 1)
@@ -77,17 +80,23 @@ class Trial:
         self._facts: dict[str, Any] = {}
 
     @classmethod
-    def of(cls, text: str | None, group: Group, nodes: Sequence[str], metrics: Metrics | None) -> Trial | None:
+    def of(cls, surroundings: Surroundings, group: Group, metrics: Metrics | None) -> Trial | None:
         """None if UGRO asks for no trial."""
-        wish = Wish.of(text)
-        return None if wish is None else cls(wish, group, nodes, metrics)
+        wish = Wish.of(surroundings.trial)
+        return None if wish is None else cls(wish, group, metrics, is_of_local=surroundings.is_trial_of_local)
 
     def begin(self, global_batch: int, least: int) -> None:
         """Called when there is a loader."""
         small = min(global_batch, max(least * len(self.units or self._nodes), global_batch // (2 * self.wish.parts), 1))
         self._sizes = (global_batch, global_batch) if self.wish.is_joint else (small, global_batch)
         nodes = self._nodes if self.units is None else list(self.units)
-        self._facts = {"global_batch": global_batch, "least": least, "nodes": nodes, "sizes": list(self._sizes)}
+        self._facts = {
+            "global_batch": global_batch,
+            "least": least,
+            "nodes": nodes,
+            "sizes": list(self._sizes),
+            "sync": str(self._sync),
+        }
         self._record()
 
     @property

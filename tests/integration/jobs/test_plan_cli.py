@@ -125,6 +125,24 @@ def test_what_cannot_be_planned_is_refused(ugro: Ugro, words: list[str], code: i
 
 
 @pytest.mark.proof
+def test_nodes_that_failed_together_are_not_predicted_together_afterwards(ugro: Ugro) -> None:
+    done = ugro("plan", *words_of(ugro, "--json", "--name", "apart"), "--apart")
+    assert done.returncode == 0, done.stderr
+    plan = json.loads(done.stdout)["plan"]
+    assert {len(one["nodes"]) for one in plan["predictions"]} == {1}
+    assert [one["node"] for one in plan["left_out"]] == ["all together"]
+
+    def predicted(*nodes: str) -> Any:
+        only = [word for node in nodes for word in ("--only", node)]
+        words = words_of(ugro, "--dry-run", "--json", "--nodes", str(len(nodes)), *only)
+        return json.loads(ugro("launch", *words, "--apart").stdout)["prediction"]
+
+    assert predicted("n001") is not None
+    assert predicted("n001", "n002") is None
+    ran(ugro)
+
+
+@pytest.mark.proof
 def test_the_trials_of_a_plan_that_is_interrupted_end(ugro: Ugro) -> None:
     under_way = ugro.start("plan", *words_of(ugro, "--fresh"), "--wait")
     try:

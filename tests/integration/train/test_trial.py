@@ -64,6 +64,13 @@ def test_alone_it_takes_two_sizes_and_leaves_nothing_but_its_measurements(tmp_pa
     assert found.can_accumulate
 
 
+def test_a_script_that_asks_for_local_sgd_is_measured_with_exchanges_in_every_step_and_says_so(tmp_path: Path) -> None:
+    tried(tmp_path, SCRIPT.replace("ut.init(seed=1)", 'ut.init(seed=1, sync="local")'), 1, "solo:3:2")
+    found = node_trial(read((tmp_path / "output" / "metrics.jsonl").read_bytes().splitlines()), About("a", "cpu"))
+    assert isinstance(found, NodeTrial), found
+    assert found.is_of_local
+
+
 def test_together_it_times_the_exchange_and_all_ranks_end(tmp_path: Path) -> None:
     tried(tmp_path, SCRIPT, 3, "joint:3:3")
     assert left_in(tmp_path) == set()

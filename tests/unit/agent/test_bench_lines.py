@@ -36,6 +36,8 @@ def test_figures_are_kept_as_they_come() -> None:
         b"{",
         b"[1]",
         b'{"memory_bytes_per_s": NaN}',
+        b'{"gpus": 65}',
+        b'{"gpus": true}',
         b'{"memory_bytes_per_s": Infinity}',
         b'{"memory_bytes_per_s": -1}',
         b'{"memory_bytes_per_s": "fast"}',

@@ -19,11 +19,13 @@ from ugro.core.job import (
     Checkpoint,
     JobSpec,
     Launcher,
+    Placement,
     Resources,
     ResultRule,
     Retry,
     Share,
 )
+from ugro.core.planning import JointFailure, JointTrial, Links, NodeTrial, Point, Prediction, RankTrial, compared
 from ugro.policy.planning.exchange import Link
 from ugro.store.database import Store
 
@@ -92,3 +94,75 @@ def test_the_slower_direction_of_a_measured_link_counts_and_a_failed_one_does_no
         return await Forecasts(store.trials, store.hardware, Cluster(None), lambda node: None).links(["a", "b", "c"])
 
     assert in_store(tmp_path / "state.db", work) == {frozenset("ab"): Link(80e6, 0.0005)}
+
+
+SHARES = (Share("a"), Share("b"), Share("c"))
+TOGETHER = JointTrial(("a", "b", "c"), (32, 32, 32), (0.3, 0.3, 0.3), 0.01, 0.31, whole_s=0.01)
+
+
+async def with_trials(store: Store) -> Forecasts:
+    """Each node alone was measured."""
+    forecasts = Forecasts(store.trials, store.hardware, Cluster(None), lambda node: None)
+    rank = RankTrial((Point(16, 0.16, 0.0, 12), Point(96, 0.96, 0.0, 12)))
+    for share in SHARES:
+        await forecasts.keep(SPEC, (share,), NodeTrial(share.node, "a device", (rank,), 96, 1000, 4000))
+    return forecasts
+
+
+def test_nodes_whose_joint_trial_failed_are_not_predicted_together_until_one_succeeds(tmp_path: Path) -> None:
+    async def work(store: Store) -> list[list[Prediction | None]]:
+        forecasts, found = await with_trials(store), []
+        for newest in (None, JointFailure(("a", "b", "c"), "no route"), TOGETHER):
+            if newest is not None:
+                await forecasts.keep(SPEC, SHARES, newest)
+            sets = [SHARES, SHARES[:2], SHARES[:1]]
+            found.append([await forecasts.predict(SPEC, Placement(shares)) for shares in sets])
+        return found
+
+    def links(found: list[Prediction | None]) -> list[Links | None]:
+        return [None if one is None else one.links for one in found]
+
+    untried, failed, tried = in_store(tmp_path / "state.db", work)
+    assert links(untried) == [Links.ASSUMED, Links.ASSUMED, Links.NONE]
+    assert links(failed) == [None, None, Links.NONE]
+    assert links(tried) == [Links.TRIAL, Links.TRIAL, Links.NONE]
+    assert untried[0] is not None
+    assert tried[0] is not None
+    assert "with an assumed network" in compared(untried[0], 100.0)
+    assert "assumed" not in compared(tried[0], 100.0)
+
+
+def test_a_smaller_set_that_was_tried_by_itself_is_predicted_though_the_larger_one_failed(tmp_path: Path) -> None:
+    two = replace(TOGETHER, nodes=("a", "b"), shares=(48, 48), own_s=(0.5, 0.5))
+
+    async def work(store: Store) -> list[bool]:
+        forecasts = await with_trials(store)
+        await forecasts.keep(SPEC, SHARES[:2], two)
+        await forecasts.keep(SPEC, SHARES, JointFailure(("a", "b", "c"), "no route"))
+        return [(await forecasts.known(SPEC, SHARES[:count])).can_join for count in (2, 3)]
+
+    assert in_store(tmp_path / "state.db", work) == [True, False]
+
+
+def test_a_smaller_set_that_failed_is_predicted_after_a_larger_one_succeeded(tmp_path: Path) -> None:
+    async def work(store: Store) -> bool:
+        forecasts = await with_trials(store)
+        await forecasts.keep(SPEC, SHARES[:2], JointFailure(("a", "b"), "no route", "2026-01-01T00:00:00+00:00"))
+        await forecasts.keep(SPEC, SHARES, replace(TOGETHER, at="2026-01-02T00:00:00+00:00"))
+        return (await forecasts.known(SPEC, SHARES[:2])).can_join
+
+    assert in_store(tmp_path / "state.db", work)
+
+
+def test_of_a_script_that_asks_for_local_sgd_itself_nothing_is_predicted(tmp_path: Path) -> None:
+    async def work(store: Store) -> list[Prediction | None]:
+        forecasts, found = await with_trials(store), []
+        for is_of_local in (False, True):
+            [trial] = (await forecasts.known(SPEC, SHARES[:1])).trials.values()
+            await forecasts.keep(SPEC, SHARES[:1], replace(trial, is_of_local=is_of_local))
+            found.append(await forecasts.predict(SPEC, Placement(SHARES[:1])))
+        return found
+
+    step, local = in_store(tmp_path / "state.db", work)
+    assert step is not None
+    assert local is None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from ugro.cli.jobs.dry_run import show_dry_run
@@ -32,6 +34,11 @@ def test_local_sgd_is_a_line_of_its_own_that_says_what_it_changes() -> None:
     assert best == f"best: {'gpu1 + gpu2':<{len(words)}}       412 samples/s  ± 8 %"
     assert alone == f"      {'gpu1 alone':<{len(words)}}       390  5 % slower"
     assert local == f"      {words}     1,350  changes the training: see docs/slow-networks.md"
+
+
+def test_where_the_training_is_local_sgd_that_line_is_about_it() -> None:
+    lines = list(_lines(replace(plan(LOCAL), is_of_local=True), is_all=False))
+    assert any(line.endswith("1,350  what this training does") for line in lines)
 
 
 def test_where_local_sgd_is_not_faster_nothing_is_said_of_it() -> None:

@@ -167,6 +167,17 @@ class _PretendedGpus:
         return lambda *args, device=None, **more: found(*args, **more)
 
 
+@pytest.mark.parametrize(("is_available", "gpus"), [(True, 2), (False, 0)])
+def test_pytorch_can_be_asked_for_its_gpus_alone(
+    said: Callable[[], list[dict[str, Any]]], monkeypatch: pytest.MonkeyPatch, is_available: bool, gpus: int
+) -> None:
+    cuda = SimpleNamespace(device_count=lambda: 2, is_available=lambda: is_available)
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(__version__="2.13.0", cuda=cuda))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    devices.count({})
+    assert said()[-1] == {"torch": "2.13.0", "gpus": gpus}
+
+
 @pytest.mark.proof
 def test_each_gpu_has_its_share_of_the_time_and_what_fails_is_said(
     said: Callable[[], list[dict[str, Any]]], monkeypatch: pytest.MonkeyPatch

@@ -1,4 +1,4 @@
-"""The pages of services and sweeps, made from reports of every kind: nothing is missing, and nothing is markup."""
+"""Pages of services, sweeps and hardware, made from reports of each kind: nothing is missing, and nothing is markup."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ import pytest
 from tests.rig.service_reports import service
 from tests.unit.policy.sweep.test_page import REPORT, TRIALS
 from ugro.agent.agent import Agent
+from ugro.core.figures import AllReduceFigures, LinkFigures
 from ugro.core.service import Phase, ReplicaPhase
 from ugro.policy.sweep.charts import document
 from ugro.policy.sweep.page import rows
 from ugro.web.site import Site
+from ugro.web.views import hardware
 from ugro.web.views.trying import KINDS
 
 AGENT = SimpleNamespace(cluster_name="home", state_error=None, config_error=None, safe_mode=None)
@@ -87,3 +89,18 @@ def test_a_sweep_page_has_its_trials_and_its_document(has_workers: bool) -> None
     assert "<b>&lt;b&gt;" not in text
     assert ("Table of workers" in text) == has_workers
     assert ("--launch" in text) != has_workers, "a study's script chooses its parameters itself"
+
+
+def test_links_that_were_measured_are_shown_though_no_node_was_measured_by_itself() -> None:
+    when = "2026-01-01T00:00:00+00:00"
+    link = LinkFigures("gpu1", "gpu2", when, 1.1e9, 9e8, 2e-4, 1e-5)
+    reduced = AllReduceFigures(("gpu1", "gpu2"), "nccl", 2, 16 * 10**6, 0.02, when)
+
+    def page(links: list[LinkFigures], allreduces: list[AllReduceFigures]) -> str:
+        matrix = hardware.matrix(["gpu1", "gpu2"], links)
+        more = {"allreduces": allreduces, "allreduce_text": hardware.allreduce_text, "missing": ["gpu1", "gpu2"]}
+        return rendered("hardware.html", nodes=[], findings=[], matrix=matrix, **more)
+
+    assert "1.0 GiB/s" in page([link], [])
+    assert "16 MB in 20.0 ms" in page([], [reduced])
+    assert "No node has been measured yet" in page([], [])

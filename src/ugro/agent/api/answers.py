@@ -151,6 +151,7 @@ ANSWERS: Mapping[str, Answer] = {
             "history": list[NodeFigures],
             "best": list[BestFigure],
             "links": list[LinkFigures],
+            "allreduces": list[AllReduceFigures],
             "findings": list[Finding],
         },
     ),

@@ -48,6 +48,7 @@ def add_hardware_routes(app: FastAPI, agent: Agent) -> None:
                 "history": await store.history(name),
                 "best": await store.best(name),
                 "links": [one for one in await store.links() if one.source == name],
+                "allreduces": [one for one in await store.allreduces() if name in one.nodes],
                 "findings": agent.measured.findings(name),
             }
         )

@@ -13,6 +13,7 @@ from ugro.agent.tracking.owners import Owners
 from ugro.agent.tracking.run_tracker import RunTracker
 from ugro.core.errors import NotFound, RemoteFailure, TimedOut, Unreachable
 from ugro.core.job import Ending, Job
+from ugro.core.login import node_of
 from ugro.core.owner import Then
 from ugro.policy.nodes import owner
 from ugro.policy.nodes.owner import Part
@@ -64,8 +65,8 @@ class OwnerRequests:
             if key not in kept and not self._shrinks(key[2])
         ]
 
-    def _shrinks(self, node: str) -> bool:
-        report = self._owners.report(node)
+    def _shrinks(self, login: str) -> bool:
+        report = self._owners.report(node_of(login))
         return report is not None and report.then is Then.SHRINK
 
     async def _ask(self, one: Part) -> None:

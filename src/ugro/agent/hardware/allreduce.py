@@ -31,6 +31,19 @@ class Times:
     limit_s: float
 
 
+async def ask(subjects: Sequence[Subject], limit_s: float) -> None:
+    """How many GPUs PyTorch can use, where that matters and is not known: they may not have been measured."""
+    unknown = [one for one in subjects if one.cuda_devices is None]
+    if all(one.facts.gpus for one in subjects):
+        await together(_ask(one, limit_s) for one in unknown)
+
+
+async def _ask(subject: Subject, limit_s: float) -> None:
+    lines = Lines()
+    subject.asked.append(lines)
+    await run(subject.link, "count", {"python": subject.python}, limit_s, lines)
+
+
 async def measure(
     subjects: Sequence[Subject], meeting: Meeting | Apart, port: int, times: Times, about: About
 ) -> tuple[list[AllReduceFigures], list[Skipped]]:
@@ -40,6 +53,9 @@ async def measure(
     # If devices were measured, it is known who lacks PyTorch; otherwise it turns out now.
     if lacking := [one.name for one in subjects if _lacks_torch(one)]:
         return [], [Skipped(WHAT, f"PyTorch is not there on {', '.join(lacking)}")]
+    # With gloo instead, the figure would be far lower than the one of the GPUs, which it would replace.
+    if silent := _silent(subjects):
+        return [], [Skipped(WHAT, f"how many GPUs PyTorch can use is not known on {', '.join(silent)}")]
     ranks = ranks_of(subjects)
     backend = "gloo" if ranks[0].gpu is None else "nccl"
     interfaces = dict(meeting.interfaces)
@@ -75,7 +91,7 @@ def _named(skipped: Skipped) -> Skipped:
 def ranks_of(subjects: Sequence[Subject]) -> list[Rank]:
     """One for each GPU if all nodes have some that PyTorch can use, else one for each node."""
     if all(one.cuda_devices for one in subjects):
-        return [Rank(one, gpu) for one in subjects for gpu in one.cuda_devices]
+        return [Rank(one, gpu) for one in subjects for gpu in one.cuda_devices or ()]
     return [Rank(one, None) for one in subjects]
 
 
@@ -88,4 +104,10 @@ def _params(
 
 
 def _lacks_torch(subject: Subject) -> bool:
-    return any(one.why.startswith(NO_IMPORT) for lines in subject.found for one in lines.skipped)
+    return any(one.why.startswith(NO_IMPORT) for lines in (*subject.found, *subject.asked) for one in lines.skipped)
+
+
+def _silent(subjects: Sequence[Subject]) -> list[str]:
+    """Nodes with GPUs that nobody knows the number of, if that decides about the backend."""
+    found = [one.name for one in subjects if one.cuda_devices is None]
+    return found if all(one.cuda_devices is None or one.cuda_devices for one in subjects) else []

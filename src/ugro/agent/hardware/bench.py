@@ -143,14 +143,18 @@ class Bench:
             self._skipped += network.skipped
         if "allreduce" in self._budget.phases:
             self._say("all-reduce")
-            times = allreduce.Times(self._budget.aim_s("allreduce"), self._limit_s("allreduce"))
             try:
-                work = allreduce.measure(subjects, found.meeting, found.port, times, self._about)
-                done = await unless_taken(subjects, work)
+                self._allreduces, skipped = await unless_taken(subjects, self._allreduced(subjects, found))
             except (Unreachable, Taken) as error:
-                done = [], [Skipped(allreduce.WHAT, str(error))]
-            self._allreduces = done[0]
-            self._skipped += done[1]
+                skipped = [Skipped(allreduce.WHAT, str(error))]
+            self._skipped += skipped
+
+    async def _allreduced(
+        self, subjects: Sequence[Subject], found: _Map
+    ) -> tuple[list[AllReduceFigures], list[Skipped]]:
+        await allreduce.ask(subjects, self._limit_s("allreduce") / 2)
+        times = allreduce.Times(self._budget.aim_s("allreduce"), self._limit_s("allreduce"))
+        return await allreduce.measure(subjects, found.meeting, found.port, times, self._about)
 
 
 async def _explored(subjects: Sequence[Subject]) -> _Map:

@@ -41,6 +41,7 @@ class Lines:
         self._on_phase = on_phase
         self.port: int | None = None
         self.torch: str | None = None
+        self.gpus: int | None = None  # that PyTorch can use
         self.cpu: CpuFigures | None = None
         self.memory_bytes_per_s: float | None = None
         self.storage: StorageFigures | None = None
@@ -74,6 +75,11 @@ class Lines:
 
     def _take_torch(self, value: Any) -> None:
         self.torch = printable(str(value))[:40]
+
+    def _take_gpus(self, value: Any) -> None:
+        if type(value) is not int or not 0 <= value <= _MOST_DEVICES:
+            raise DecodeError(f"expected a number of GPUs, got {value!r:.40}")
+        self.gpus = value
 
     def _take_phase(self, value: Any) -> None:
         self._on_phase(printable(str(value))[:40])
@@ -113,6 +119,7 @@ class Lines:
     _TAKE: dict[str, Callable[[Lines, Any], None]] = {  # noqa: RUF012  # never changed
         "port": _take_port,
         "torch": _take_torch,
+        "gpus": _take_gpus,
         "phase": _take_phase,
         "memory_bytes_per_s": _take_memory,
         "skipped": _take_skipped,

@@ -18,7 +18,7 @@ _KEPT_STDERR = 4096
 _END_S = 5.0  # how long it may take until it is gone
 
 # The names of parts, for people.
-WORDS = {"listen": "network", "connect": "network", "allreduce": "all-reduce"}
+WORDS = {"listen": "network", "connect": "network", "allreduce": "all-reduce", "count": "all-reduce"}
 
 
 async def run(link: Link, part: str, params: dict[str, Any], limit_s: float, lines: Lines) -> None:

@@ -27,6 +27,7 @@ class Subject:
     facts: Facts
     python: str | None = None  # the path of the one that has PyTorch; None: the one that runs the ranks
     found: list[Lines] = field(default_factory=list)
+    asked: list[Lines] = field(default_factory=list)  # what is no figure of its own
     seen: dict[str, Surroundings] = field(default_factory=dict)  # by uuid, while it was measured
     is_busy: bool = False  # and measured all the same
     is_lost: bool = False
@@ -58,9 +59,11 @@ class Subject:
         return next((lines.torch for lines in self.found if lines.torch), None)
 
     @property
-    def cuda_devices(self) -> list[int]:
-        """The GPUs that PyTorch can use."""
-        return [device.index for lines in self.found for device in lines.devices if device.index is not None]
+    def cuda_devices(self) -> range | None:
+        """The GPUs that PyTorch can use; None: nobody has asked it."""
+        if not self.facts.gpus:
+            return range(0)
+        return next((range(one.gpus) for one in (*self.found, *self.asked) if one.gpus is not None), None)
 
     def note(self, gpus: tuple[Gpu, ...]) -> None:
         """What a probe has seen of its GPUs meanwhile."""

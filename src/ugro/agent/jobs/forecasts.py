@@ -15,7 +15,7 @@ from ugro.agent.tracking.cluster import Cluster
 from ugro.core.job import ANY_GPUS, After, Job, JobSpec, Launcher, Placement, Resources, Share
 from ugro.core.login import node_of
 from ugro.core.node import Facts
-from ugro.core.planning import DeviceNeed, Forecast, JointTrial, NodeTrial, Prediction
+from ugro.core.planning import DeviceNeed, Forecast, JointFailure, JointTrial, NodeTrial, Prediction
 from ugro.core.support.codec import dumps
 from ugro.nodes.node import Node
 from ugro.policy.balance.mode import Mode
@@ -38,7 +38,7 @@ class Known:
     trials: Mapping[str, NodeTrial]  # by node
     joint: JointTrial | None  # on these nodes, perhaps together with others
     others: Mapping[str, NodeTrial] = field(default_factory=dict)  # of those others
-    can_join: bool = True  # False: a trial on all nodes together has failed
+    can_join: bool = True  # False: the newest trial on all nodes together has failed
 
 
 class Forecasts:
@@ -53,29 +53,35 @@ class Forecasts:
     async def known(self, spec: JobSpec, shares: Sequence[Share]) -> Known:
         if spec.snapshot is None:
             return Known({}, None)  # other code may be there the next time
-        joint = await self._joint(spec, shares)
+        newest = await self._newest_joint(spec, shares)
+        joint = newest if isinstance(newest, JointTrial) else None
+        can_join = len(shares) == 1 or not isinstance(newest, JointFailure)
         names = [name for name in (joint.distinct if joint else ()) if name not in {share.node for share in shares}]
         others = [share for name in names if (share := self.whole(name, spec.resources)) is not None]
-        return Known(await self._trials(spec, shares), joint, await self._trials(spec, others))
+        return Known(await self._trials(spec, shares), joint, await self._trials(spec, others), can_join)
 
     async def _trials(self, spec: JobSpec, shares: Sequence[Share]) -> dict[str, NodeTrial]:
         keys = {share.node: self.key(spec, share) for share in shares}
         found = await self._store.get(NodeTrial, list(keys.values()))
         return {node: found[key] for node, key in keys.items() if key in found}
 
-    async def _joint(self, spec: JobSpec, shares: Sequence[Share]) -> JointTrial | None:
-        """Of exactly these nodes, or the newest that has all of them."""
+    async def _newest_joint(self, spec: JobSpec, shares: Sequence[Share]) -> JointTrial | JointFailure | None:
+        """What was measured of exactly these nodes, or the newest trial that has all of them."""
         exact, wider = self.joint_key(spec, shares), self._member_key(spec, shares[0])
-        found = await self._store.get(JointTrial, [exact, wider])
-        joint = found.get(exact) or found.get(wider)
-        return joint if joint is not None and {share.node for share in shares} <= set(joint.nodes) else None
+        measured = await self._store.get(JointTrial, [exact, wider])
+        if exact in measured:
+            return measured[exact]
+        failed = await self._store.get(JointFailure, [exact, wider])
+        found: list[JointTrial | JointFailure] = [*measured.values(), *failed.values()]
+        names = {share.node for share in shares}
+        return max((one for one in found if names <= set(one.nodes)), key=lambda one: one.at, default=None)
 
-    async def keep(self, spec: JobSpec, shares: Sequence[Share], found: NodeTrial | JointTrial) -> None:
+    async def keep(self, spec: JobSpec, shares: Sequence[Share], found: NodeTrial | JointTrial | JointFailure) -> None:
         """``shares``: the one of a node's trial, or all of a joint one."""
         if spec.snapshot is None:
             return
         keys = [self.key(spec, shares[0])]
-        if isinstance(found, JointTrial):
+        if not isinstance(found, NodeTrial):
             keys = [self.joint_key(spec, shares), *(self._member_key(spec, share) for share in shares)]
         await self._store.put(dict.fromkeys(keys, found), _now())
 
@@ -95,11 +101,16 @@ class Forecasts:
         }
 
     async def predict(self, spec: JobSpec, placement: Placement) -> Prediction | None:
-        """None if some of these nodes have not been measured with this training, or it does not exchange every step."""
+        """None if some of these nodes have not been measured with this training, or not together because that failed.
+
+        Neither is there one if it does not exchange every step.
+        """
         if spec.launcher is Launcher.COMMAND or spec.train_sync == SyncMode.LOCAL:
             return None
         known = await self.known(spec, placement.shares)
-        if len(known.trials) < len(placement.shares):
+        if len(known.trials) < len(placement.shares) or not known.can_join:
+            return None
+        if any(trial.is_of_local for trial in known.trials.values()):
             return None
         return predict(placement.nodes, await self.knowledge(spec, known))
 

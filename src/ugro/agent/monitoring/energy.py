@@ -11,6 +11,7 @@ from pathlib import Path
 from ugro.agent.artifacts.job_folder import ENERGY, energy_file
 from ugro.core.energy import EnergySample, JobEnergy, read_samples
 from ugro.core.job import Attempt, Job
+from ugro.core.login import node_of
 from ugro.core.plan import Plan
 from ugro.policy.training.energy import EpochMark, NodePart, Price, epoch_marks, job_energy
 from ugro.store.jobs import JobStore
@@ -55,13 +56,16 @@ class EnergyService:
         read = await asyncio.to_thread(
             lambda: {node: _read(energy_file(folder, attempt, node), most_bytes) for node in tried.placement.nodes}
         )
-        return [NodePart(one.node, ranks[one.node], one.gpus, read[one.node]) for one in tried.placement.shares]
+        # By the names that ranks have for their nodes: energy belongs to devices, not to a login.
+        return [
+            NodePart(node_of(one.node), ranks[one.node], one.gpus, read[one.node]) for one in tried.placement.shares
+        ]
 
     async def _energy(
         self, job: Job, attempt: int, parts: Sequence[NodePart], marks: Sequence[EpochMark]
     ) -> JobEnergy | None:
         others_j = await asyncio.to_thread(_total, self._folder / str(job.id), attempt) if job.attempt > 1 else 0.0
-        return job_energy(attempt, parts, others_j, self.price(), marks)
+        return await asyncio.to_thread(job_energy, attempt, parts, others_j, self.price(), marks)
 
     async def _marks(self, job: int, attempt: int) -> list[EpochMark]:
         wanted = Wanted((job_owner(job),), _EPOCHS, attempt)

@@ -84,7 +84,8 @@ class Profiling:
         if window is None or not any(part.samples for part in parts):
             return found
         others = await asyncio.to_thread(alternatives, found, training)
-        return with_energy(found, watts(parts, *window), others.without_s, others.whole_s)
+        powers = await asyncio.to_thread(watts, parts, *window)
+        return with_energy(found, powers, others.without_s, others.whole_s)
 
     async def trace(self, job: Job, steps: int, key: str) -> TraceRequest:
         """Ranks check for requests at most once a second, and then record their next steps."""

@@ -14,10 +14,10 @@ from pydantic import ConfigDict
 from ugro.agent.jobs.forecasts import Forecasts, Known
 from ugro.agent.jobs.service import JobService
 from ugro.agent.jobs.submission import Needs, Submit
-from ugro.agent.planning.trials import Busy, Ran, Request, Trials
+from ugro.agent.planning.trials import Late, Ran, Request, Trials
 from ugro.core.errors import NotAllowed, Unsatisfiable, UsageError
 from ugro.core.job import Ending, JobSpec, JobState, Launcher, Placement, Share
-from ugro.core.planning import MOST_NODES, JointTrial, LaunchPlan, LeftOut, NodeTrial
+from ugro.core.planning import MOST_NODES, JointFailure, JointTrial, LaunchPlan, LeftOut, NodeTrial
 from ugro.policy.planning.memory import too_large
 from ugro.policy.planning.plan import make_plan
 from ugro.policy.planning.reading import About, joint_trial, model_size, node_trial
@@ -93,12 +93,17 @@ class PlanService:
         name = request.shares[0].node
         try:
             ran = await self._trials.run(request, say)
-        except Busy as error:
+        except Late as error:
             return LeftOut(name, str(error))
         about = About(name, self._forecasts.device(request.shares[0]), _now(), ran.job.id, ran.ran_out_of_memory)
         found = joint_trial(ran.training, about) if request.is_joint else node_trial(ran.training, about)
         if isinstance(found, str):
-            return LeftOut(name, _why(ran, found) + self._too_large(ran, request), ran.job.id)
+            why = _why(ran, found) + self._too_large(ran, request)
+            if request.is_joint and ran.job.state is not JobState.CANCELLED:
+                nodes = tuple(share.node for share in request.shares)
+                failure = JointFailure(nodes, why, about.at, ran.job.id)
+                await self._forecasts.keep(request.spec, request.shares, failure)
+            return LeftOut(name, why, ran.job.id)
         await self._forecasts.keep(request.spec, request.shares, found)
         return found
 
@@ -157,7 +162,7 @@ class _Work:
         if not measured:
             raise _nothing(self._left)
         kept = Known({}, None) if is_fresh else await service.known(self._spec, measured)
-        joint = kept.joint
+        joint, self._can_join = kept.joint, kept.can_join
         if joint is None and await self._wants_joint(measured):
             together: dict[str, NodeTrial | JointTrial | LeftOut] = {}
             request = {"together": self._trial(tuple(measured))}
@@ -172,15 +177,16 @@ class _Work:
 
     async def _wants_joint(self, measured: Sequence[Share]) -> bool:
         nodes = [share.node for share in measured]
-        return len(nodes) > 1 and (self._request.is_fresh or not await self._service.knows_links(nodes))
+        is_unsure = self._request.is_fresh or not self._can_join
+        return len(nodes) > 1 and (is_unsure or not await self._service.knows_links(nodes))
 
     def _joint(self, found: NodeTrial | JointTrial | LeftOut) -> JointTrial | None:
-        if isinstance(found, JointTrial):
-            return found
         if isinstance(found, LeftOut):
             self._left.append(replace(found, node="all together"))
-            self._can_join = found.job is None  # it was busy, and not tried
-        return None
+        if isinstance(found, LeftOut) and found.job is None:
+            return None  # it was not tried: as much is known as before
+        self._can_join = isinstance(found, JointTrial)
+        return found if isinstance(found, JointTrial) else None
 
     def _trial(self, shares: tuple[Share, ...]) -> Request:
         parts = len(self._shares)

@@ -41,11 +41,13 @@ log = logging.getLogger(__name__)
 VARIABLE = "UGRO_TRIAL"
 KEY = "trial-"  # how the keys of their submissions begin
 _START_S = 270.0  # imports, data and the model, before the first step
-_QUEUE_S = 60.0
+_WAIT_S = 60.0  # in all: for its devices, for a node that is out of reach, for an owner to leave
+_STOP_S = 60.0  # beyond its time limit and the grace of a stop
 _PRIORITY = 0  # the lowest: no job is stopped for a trial
 _LOOKS, _LOOK_S = 300, 0.2
 _MOVE_S = 2.0
 _MOST_BYTES = 16 << 20
+_AT_WORK = frozenset({JobState.STARTING, JobState.RUNNING, JobState.STOPPING})
 _NOT_HERE = frozenset({ResultState.COMING, ResultState.LIVE, ResultState.WAITING})
 _OUT_OF_MEMORY = frozenset({Cause.CUDA_OOM, Cause.OOM})
 
@@ -80,16 +82,24 @@ class Ran:
         return f"its trial {self.job.state}: {self.job.reason}"
 
 
-class Busy(UgroError):
-    """The trial did not start in time: something else uses the node."""
+class Late(UgroError):
+    """The trial did not end in time, mostly because something else uses the node; the text says why."""
 
 
 class Trials:
-    def __init__(self, folder: Path, store: TrialStore, jobs: JobService, results: ResultService) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        store: TrialStore,
+        jobs: JobService,
+        results: ResultService,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._folder = folder
         self._store = store
         self._jobs = jobs
         self._results = results
+        self._clock = clock
 
     async def end_left(self) -> None:
         """Those of an agent that was killed: nobody waits for what they measure."""
@@ -97,7 +107,7 @@ class Trials:
             await self._cancel(job)
 
     async def run(self, request: Request, say: Say) -> Ran:
-        """Raises Busy. If this is cancelled, so is the trial."""
+        """Raises Late. If this is cancelled, so is the trial."""
         job = await self._submitted(request)
         try:
             job = await self._ended(job, say)
@@ -124,15 +134,16 @@ class Trials:
             await self._cancel(job.id)
 
     async def _ended(self, job: Job, say: Say) -> Job:
-        since = time.monotonic()
+        patience = _Patience(self._clock())
         while not job.is_final:
             async with contextlib.aclosing(self._jobs.moves(job.id, timeout_s=_MOVE_S)) as moves:
                 async for [moved] in moves:
+                    patience.count(job, self._clock())
                     job = moved
                     say(_progress(job))
-            if job.state is JobState.QUEUED and time.monotonic() - since > _QUEUE_S:
-                await self._cancel(job.id)
-                raise Busy(f"busy for more than {_QUEUE_S:g} s: {job.reason}")
+            patience.count(job, self._clock())
+            if not job.is_final and (problem := patience.problem(job)) is not None:
+                raise Late(problem)
         return job
 
     async def _cancel(self, job: int) -> None:
@@ -158,6 +169,31 @@ class Trials:
             return Training()
         with open(fd, "rb") as file:
             return read(file.read(_MOST_BYTES).split(b"\n"))
+
+
+class _Patience:
+    """How long a trial has waited and worked, in all its attempts."""
+
+    def __init__(self, now_s: float) -> None:
+        self._since_s = now_s
+        self._waited_s = 0.0
+        self._worked_s = 0.0
+
+    def count(self, job: Job, now_s: float) -> None:
+        """It was in this state until now."""
+        if job.state in _AT_WORK:
+            self._worked_s += now_s - self._since_s
+        else:
+            self._waited_s += now_s - self._since_s
+        self._since_s = now_s
+
+    def problem(self, job: Job) -> str | None:
+        """Why to wait no longer. The engine ends an attempt at its time limit, unless its node is out of reach."""
+        if self._waited_s > _WAIT_S and job.state not in _AT_WORK:
+            word = "busy" if job.state is JobState.QUEUED else "not available"
+            return f"{word} for more than {_WAIT_S:g} s: {job.reason}"
+        limit_s = (job.spec.time_limit_s or 0.0) + job.spec.stop.grace_s + _STOP_S
+        return f"its trial took more than {limit_s:g} s: {job.reason}" if self._worked_s > limit_s else None
 
 
 def trial_spec(request: Request) -> JobSpec:

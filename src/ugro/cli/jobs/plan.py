@@ -127,7 +127,7 @@ def _lines(found: LaunchPlan, *, is_all: bool) -> Iterator[str]:
         tail = f" samples/s  {percent(one.error)}" if not place else f"  {one.why}" if one.why else ""
         yield f"{head}{words:<{width}}  {speed(one.samples_per_s):>8}{tail}"
     if local is not None:
-        rest = "changes the training: see docs/slow-networks.md"
+        rest = "what this training does" if found.is_of_local else "changes the training: see docs/slow-networks.md"
         yield f"      {more[0]:<{width}}  {speed(local.samples_per_s):>8}  {rest}"
     if len(shown) < len(found.predictions):
         yield f"      {len(found.predictions) - len(shown)} more: --all"

@@ -17,8 +17,9 @@ def energy_facts(energy: JobEnergy | None) -> Iterator[tuple[str, str]]:
     devices = energy.devices
     if len(devices) > 1:
         yield "by device", _listed([_device(one) for one in devices])
-    if any(one.is_shared for one in energy.ranks):
+    if len(energy.ranks) > 1:
         yield "by rank", _listed([f"{one.rank}: {format_energy(one.joules)}" for one in energy.ranks])
+    if any(one.is_shared for one in energy.ranks):
         yield "", "devices that several ranks use count for each of them in equal parts"
     if len(energy.epochs) > 1:
         # The newest: the last one may still go on.

@@ -41,13 +41,20 @@ def make_plan(name: str, known: Knowledge, cached: Mapping[str, bool], left_out:
         nodes=tuple(_figures(trial, cached.get(node, False)) for node, trial in known.trials.items()),
         left_out=tuple(left_out),
         notes=tuple(_notes(best, found, known)),
-        local=_local_if_faster(best, known),
+        local=_local(best, known),
+        is_of_local=_is_of_local(known),
     )
 
 
-def _local_if_faster(best: Prediction, known: Knowledge) -> LocalPlan | None:
+def _local(best: Prediction, known: Knowledge) -> LocalPlan | None:
     local = predict_local(known)
-    return local if local is not None and local.samples_per_s > _WORTH_MORE_NODES * best.samples_per_s else None
+    if local is None or _is_of_local(known):
+        return local
+    return local if local.samples_per_s > _WORTH_MORE_NODES * best.samples_per_s else None
+
+
+def _is_of_local(known: Knowledge) -> bool:
+    return any(trial.is_of_local for trial in known.trials.values())
 
 
 def _subsets(nodes: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
@@ -96,6 +103,8 @@ def _figures(trial: NodeTrial, is_cached: bool) -> NodeFigures:
 
 
 def _notes(best: Prediction, found: Sequence[Prediction], known: Knowledge) -> Iterator[str]:
+    if _is_of_local(known):
+        yield "this training is local SGD: sets of nodes are predicted as if gradients were exchanged in every step"
     if any(one.links is Links.ASSUMED for one in found):
         yield "the network between the nodes was not measured: an ordinary one of 1 Gbit/s is assumed"
     if not known.can_join:

@@ -43,7 +43,7 @@ def node_trial(training: Training, about: About) -> NodeTrial | str:
     return NodeTrial(
         about.node, about.device, tuple(measured), trial.global_batch, training.model.parameters,
         training.model.gradient_bytes, _between_own(steps) if ranks > 1 else 0.0, trial.least, trial.can_accumulate,
-        about.at, about.job, model_size(training.model, trial, measured[0].points),
+        about.at, about.job, model_size(training.model, trial, measured[0].points), trial.is_of_local,
     )  # fmt: skip
 
 

@@ -11,12 +11,14 @@ from ugro.core.energy import CPU, DeviceEnergy, EnergySample, EpochEnergy, JobEn
 from ugro.core.profile import Finding, FindingKind, JobProfile
 from ugro.core.support.quantity import format_cost, format_energy
 from ugro.policy.training.verdict import node_of
+from ugro.policy.wording import in_words
 
 _J_PER_WH = 3600.0
 _WHOLE = 0.99  # of the time: nothing is said about the rest
 _OUTSIDE_S = 30.0  # that marks may lie before or after the samples of a node: its clock may differ from the first one's
 _UNREPORTED_S = 120.0  # a meter writes a line at least every minute
 _SET_S = 1.0  # by which a wall clock may drift before it counts as set
+_MOST_EPOCHS = 10_000  # a script may log as an epoch what is none
 _WORTH_SAYING = 0.15  # by how much more each joule must do without a device before that is said
 
 
@@ -120,15 +122,14 @@ def _ranks(part: NodePart) -> list[RankEnergy]:
 
 def joules_at(samples: Sequence[EnergySample], time_s: float, device: str | None = None) -> float:
     """Since the start, by the node's wall clock; between two samples, on a straight line."""
-    values = [_of(one, device) for one in samples]
-    times = [one.time_s for one in samples]
-    at = bisect_left(times, time_s)
-    if at == len(times):
-        return values[-1]
-    began_s = samples[0].time_s - samples[0].passed_s
-    before_s, before_j = (times[at - 1], values[at - 1]) if at else (began_s, 0.0)
-    passed = (time_s - before_s) / (times[at] - before_s) if times[at] > before_s else 1.0
-    return before_j + max(0.0, passed) * (values[at] - before_j)
+    at = bisect_left(samples, time_s, key=lambda one: one.time_s)
+    if at == len(samples):
+        return _of(samples[-1], device)
+    after, before = samples[at], samples[at - 1] if at else None
+    before_s = after.time_s - after.passed_s if before is None else before.time_s
+    before_j = 0.0 if before is None else _of(before, device)
+    passed = (time_s - before_s) / (after.time_s - before_s) if after.time_s > before_s else 1.0
+    return before_j + max(0.0, passed) * (_of(after, device) - before_j)
 
 
 def _of(sample: EnergySample, device: str | None) -> float:
@@ -138,15 +139,19 @@ def _of(sample: EnergySample, device: str | None) -> float:
 
 
 def _epochs(parts: Sequence[NodePart], marks: Sequence[EpochMark]) -> list[EpochEnergy]:
-    """From the end of the epoch before; nothing where the clock of a node does not fit the marks."""
+    """From the end of the epoch before; nothing where the clock of a node does not fit the marks. The last ones."""
     measured = [part.samples for part in parts if part.samples]
     if not marks or not measured or not all(_covers(samples, marks) for samples in measured):
         return []
-    found, since_s = [], min(samples[0].time_s - samples[0].passed_s for samples in measured)
+    earlier, marks = marks[:-_MOST_EPOCHS], marks[-_MOST_EPOCHS:]
+    began_s = min(samples[0].time_s - samples[0].passed_s for samples in measured)
+    since_s = earlier[-1].time_s if earlier else began_s
+    since_j = math.fsum(joules_at(samples, since_s) for samples in measured)
+    found = []
     for mark in marks:
-        used = (joules_at(samples, mark.time_s) - joules_at(samples, since_s) for samples in measured)
-        found.append(EpochEnergy(mark.epoch, max(0.0, mark.time_s - since_s), math.fsum(used)))
-        since_s = mark.time_s
+        until_j = math.fsum(joules_at(samples, mark.time_s) for samples in measured)
+        found.append(EpochEnergy(mark.epoch, max(0.0, mark.time_s - since_s), until_j - since_j))
+        since_s, since_j = mark.time_s, until_j
     return found
 
 
@@ -202,8 +207,13 @@ def with_energy(
 ) -> JobProfile:
     """``without_s``: by rank, how long a step would take without it; ``whole_s``: by the same model, with all."""
     own = _by_rank(profile, powers)
+    has_samples = profile.pipeline is None  # the ranks of a pipeline have layers, and all samples
     ranks = tuple(
-        replace(rank, watts=power, samples_per_joule=_per_joule(rank.samples, power, profile))
+        replace(
+            rank,
+            watts=power,
+            samples_per_joule=_per_joule(rank.samples, power, profile) if has_samples else None,
+        )
         for rank, power in zip(profile.ranks, own, strict=True)
     )
     found = replace(profile, ranks=ranks)
@@ -213,8 +223,7 @@ def with_energy(
     samples = math.fsum(rank.samples for rank in ranks)
     whole_w = math.fsum(known)
     found = replace(found, watts=whole_w, samples_per_joule=_per_joule(samples, whole_w, profile))
-    wasteful = _wasteful(found, known, without_s, whole_s)
-    return found if wasteful is None else replace(found, findings=(*found.findings, wasteful))
+    return replace(found, findings=(*found.findings, *_wasteful(found, known, without_s, whole_s)))
 
 
 def _by_rank(profile: JobProfile, powers: Mapping[str, Sequence[float]]) -> list[float | None]:
@@ -236,29 +245,53 @@ def _per_joule(samples: float, power_w: float | None, profile: JobProfile) -> fl
     return samples / (power_w * profile.step_s) if power_w and profile.step_s > 0 else None
 
 
+@dataclass(frozen=True, slots=True)
+class _Worth:
+    """What a rank adds."""
+
+    rank: int
+    faster: float  # the speed that it adds; negative: it makes the training slower
+    more: float  # by how much more a joule would do without it
+    share: float  # of the energy
+
+
 def _wasteful(
     profile: JobProfile, powers: Sequence[float], without_s: Sequence[float | None], whole_s: float
-) -> Finding | None:
-    """The rank without which each joule would do the most, if that is worth saying."""
+) -> list[Finding]:
+    """Those that cost energy and time; of the others, the one without which each joule would do the most."""
     whole_w = math.fsum(powers)
-    best: tuple[float, int, float] | None = None
-    for rank, (power_w, other_s) in enumerate(zip(powers, without_s, strict=False)):
-        if not other_s or not whole_s or not 0 < power_w < whole_w:
-            continue
-        faster = other_s / whole_s - 1  # what the rank adds
-        more = (whole_s * whole_w) / (other_s * (whole_w - power_w)) - 1
-        if (faster < 0 or more >= _WORTH_SAYING) and (best is None or more > best[0]):
-            best = (more, rank, faster)
-    if best is None:
-        return None
-    more, rank, faster = best
-    name, share = profile.ranks[rank].node, powers[rank] / whole_w
-    what = f"adds {100 * faster:.0f} % speed for" if faster >= 0 else "makes it slower, with"
-    without = f"without it, a joule would do {1 + more:.2f} times as much"
-    words = f"{name} {what} {100 * share:.0f} % of the energy: {without}"
-    is_alone = [node_of(one.node) for one in profile.ranks].count(node_of(name)) == 1
+    found = [
+        _Worth(
+            rank,
+            other_s / whole_s - 1,
+            (whole_s * whole_w) / (other_s * (whole_w - power_w)) - 1,
+            power_w / whole_w,
+        )
+        for rank, (power_w, other_s) in enumerate(zip(powers, without_s, strict=False))
+        if other_s and whole_s and 0 < power_w < whole_w
+    ]
+    found.sort(key=lambda one: -one.more)
+    negative = [one for one in found if one.faster < 0]
+    positive = [one for one in found if one.faster >= 0 and one.more >= _WORTH_SAYING]
+    return [_named(profile, some) for some in (negative, positive[:1]) if some]
+
+
+def _named(profile: JobProfile, found: Sequence[_Worth]) -> Finding:
+    """Of several, all are named; what leaving out more than one would do is not known."""
+    one, ranks = found[0], tuple(profile.ranks[each.rank].rank for each in found)
+    name = profile.ranks[one.rank].node
+    if len(found) > 1:
+        names = in_words([profile.ranks[each.rank].node for each in found])
+        share = math.fsum(each.share for each in found)
+        words = f"each of {names} makes it slower, with {100 * share:.0f} % of the energy together: without {name}, "
+        words += f"a joule would do {1 + one.more:.2f} times as much"
+        return Finding(FindingKind.ENERGY, words, f"launch it without {name}, and look again", 0.0, ranks)
+    what = f"adds {100 * one.faster:.0f} % speed for" if one.faster >= 0 else "makes it slower, with"
+    without = f"without it, a joule would do {1 + one.more:.2f} times as much"
+    words = f"{name} {what} {100 * one.share:.0f} % of the energy: {without}"
+    is_alone = [node_of(other.node) for other in profile.ranks].count(node_of(name)) == 1
     remedy = f"if energy matters more than time, launch it without {node_of(name) if is_alone else name}"
-    return Finding(FindingKind.ENERGY, words, remedy, 0.0, (profile.ranks[rank].rank,))
+    return Finding(FindingKind.ENERGY, words, remedy, 0.0, ranks)
 
 
 # --- texts ------------------------------------------------------------------------------------------------------

@@ -74,7 +74,9 @@ class Alternatives:
 
 
 def alternatives(found: JobProfile, training: Training) -> Alternatives:
-    """Empty if not known yet."""
+    """Empty if not known yet, and where ranks do not share the samples of each step."""
+    if found.pipeline is not None or (training.run is not None and training.run.is_local):
+        return Alternatives()
     advice = _advised(found, _costs(training.steps, len(found.ranks)))
     if advice is None:
         return Alternatives()

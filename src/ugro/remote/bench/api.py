@@ -15,7 +15,7 @@ from ugro.remote import loader
 from ugro.remote.process.execute import GRACE_S, MARK, Command, run_guarded
 from ugro.remote.program import Call
 
-PARTS = ("machine", "devices", "listen", "connect", "allreduce")
+PARTS = ("machine", "devices", "count", "listen", "connect", "allreduce")
 # The parameters travel in the environment: others on this machine can read arguments, and there is a secret in them.
 PARAMS = "UGRO_BENCH"
 

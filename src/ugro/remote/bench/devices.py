@@ -21,13 +21,8 @@ _PCI = "/sys/bus/pci/devices"
 
 
 def devices(params: Dict[str, Any]) -> None:
-    os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # the order of the driver's own tools
-    os.environ.pop("CUDA_VISIBLE_DEVICES", None)
-    say(phase="importing PyTorch")
-    torch: Any = importlib.import_module("torch")
-    say(torch=str(torch.__version__))
+    torch, count = _torch()
     until = end_of(float(params["seconds"]), float(params["limit_s"]))
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if count < int(params["gpus"]):
         skip("devices", "PyTorch %s sees %d of %d GPUs" % (torch.__version__, count, int(params["gpus"])))
     if not count:
@@ -36,6 +31,21 @@ def devices(params: Dict[str, Any]) -> None:
         # What is left is shared by those that are left.
         share = (until - time.monotonic()) / (count - index)
         Device(torch, "cuda:%d" % index, index).measure(time.monotonic() + share)
+
+
+def count(params: Dict[str, Any]) -> None:
+    """Says only how many GPUs PyTorch can use."""
+    _torch()
+
+
+def _torch() -> Tuple[Any, int]:
+    os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # the order of the driver's own tools
+    os.environ.pop("CUDA_VISIBLE_DEVICES", None)
+    say(phase="importing PyTorch")
+    torch: Any = importlib.import_module("torch")
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    say(torch=str(torch.__version__), gpus=gpus)
+    return torch, gpus
 
 
 class Device:

@@ -16,6 +16,7 @@ NO_IMPORT = "it cannot be imported"  # the beginning of why something was skippe
 MODULES = {
     "machine": "ugro.remote.bench.machine",
     "devices": "ugro.remote.bench.devices",
+    "count": "ugro.remote.bench.devices",
     "listen": "ugro.remote.bench.network",
     "connect": "ugro.remote.bench.network",
     "allreduce": "ugro.remote.bench.allreduce",

@@ -34,3 +34,14 @@ def test_a_plan_does_not_have_it_on_a_fast_network() -> None:
 
 def test_one_node_has_nothing_to_exchange() -> None:
     assert predict_local(known(trial("a", 0.01))) is None
+
+
+def test_a_training_that_is_local_sgd_itself_is_told_from_what_is_predicted_of_sets() -> None:
+    one, other = (trial(name, 0.01, is_of_local=True) for name in ("a", "b"))
+    plan = make_plan("x", known(one, other), {})
+    assert plan.is_of_local
+    assert plan.local is not None, "what it does, whether that is faster or not"
+    assert any("this training is local SGD" in note for note in plan.notes)
+    plan = make_plan("x", known(trial("a", 0.01), trial("b", 0.01)), {})
+    assert (plan.is_of_local, plan.local) == (False, None)
+    assert not any("local SGD" in note for note in plan.notes)

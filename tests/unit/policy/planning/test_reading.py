@@ -149,3 +149,9 @@ def test_a_record_that_is_no_trial_is_skipped() -> None:
 )
 def test_arguments_that_do_not_change_the_speed_are_left_out(arguments: list[str], left: tuple[str, ...]) -> None:
     assert that_matter(arguments) == left
+
+
+def test_a_trial_says_whether_the_training_itself_is_local_sgd() -> None:
+    assert found_in(solo(sync="local")).is_of_local
+    assert not found_in(solo(sync="step")).is_of_local
+    assert not found_in(solo()).is_of_local

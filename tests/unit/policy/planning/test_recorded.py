@@ -81,6 +81,18 @@ def test_predictions_are_near_to_what_was_measured() -> None:
     assert max(found.values()) <= 0.25, found
 
 
+def test_two_thirds_of_what_was_measured_lie_within_what_a_plan_says_of_its_error() -> None:
+    within: dict[bool, list[bool]] = defaultdict(list)
+    for _, plan, measured in rounds():
+        predicted = {frozenset(one.nodes): one for one in plan.predictions}
+        for nodes, speed in measured.items():
+            one = predicted[frozenset(nodes)]
+            within[len(nodes) > 1].append(abs(speed / one.samples_per_s - 1) <= one.error)
+    assert {is_several: len(found) for is_several, found in within.items()} == {False: 27, True: 36}
+    for is_several, found in within.items():
+        assert 0.6 <= sum(found) / len(found) <= 0.75, (is_several, sum(found))
+
+
 def test_who_follows_a_plan_is_hardly_slower_than_with_the_best_set() -> None:
     speeds: dict[tuple[str, frozenset[str]], list[float]] = defaultdict(list)
     for model, _, measured in rounds():

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from tests.rig.training import Pretend
 from ugro.core.energy import DeviceSum, EnergySample
 from ugro.core.profile import FindingKind, JobProfile
-from ugro.core.training import Training, read
+from ugro.core.training import PipelineRecord, Training, read
 from ugro.policy.balance.mode import Mode
 from ugro.policy.training.energy import (
     EpochMark,
@@ -115,6 +117,31 @@ def test_epochs_add_up_to_what_was_used_until_the_last_one() -> None:
     assert sum(one.joules for one in found.epochs) == pytest.approx(found.joules)
 
 
+class Counted(Sequence[EnergySample]):
+    """May be looked at that often."""
+
+    def __init__(self, samples: list[EnergySample], most_looks: int) -> None:
+        self._looks_left = most_looks
+        self._samples = samples
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def __getitem__(self, at: Any) -> Any:
+        self._looks_left -= 1
+        assert self._looks_left >= 0
+        return self._samples[at]
+
+
+def test_many_epochs_of_a_long_job_are_found_without_looking_at_all_samples_for_each() -> None:
+    marks = [EpochMark(number, BEGAN_S + 2 * (number + 1)) for number in range(20_000)]
+    samples = Counted(steady(40_000, gpu0=10.0), 10 * 4_000 + 20 * len(marks))
+    found = job_energy(1, [NodePart("gpu1", (0,), (0,), samples)], 0.0, FREE, marks)
+    assert found is not None
+    assert [one.epoch for one in found.epochs] == list(range(10_000, 20_000)), "the last ones"
+    assert {round(one.joules, 3) for one in found.epochs} == {20.0}, "an epoch of 2 s, the first of these, too"
+
+
 def test_a_node_whose_clock_does_not_fit_has_no_epochs() -> None:
     hour_off = [replace(one, time_s=one.time_s + 3600) for one in steady(100, gpu0=5.0)]
     parts = [part("gpu1", steady(100, gpu0=10.0)), part("gpu2", hour_off, ranks=(1,))]
@@ -202,6 +229,41 @@ def test_a_device_whose_marginal_samples_per_joule_are_negative_is_named() -> No
     last = with_energy(found, {"gpu0": [100.0], "gpu1": [5.0]}, others.without_s, others.whole_s).findings[-1]
     assert last.kind is FindingKind.ENERGY
     assert last.words.startswith("gpu1 makes it slower, with 5 % of the energy: without it, a joule would do ")
+
+
+def test_every_device_whose_marginal_samples_per_joule_are_negative_is_named() -> None:
+    found, _ = profiled(Pretend([0.001] * 5))
+    powers = {f"gpu{rank}": [power] for rank, power in enumerate((100.0, 5.0, 10.0, 100.0, 90.0))}
+    # Without the second or the third one steps are shorter; without one of the last two hardly longer.
+    measured = with_energy(found, powers, [0.2, 0.099, 0.09, 0.101, 0.101], 0.1)
+    named = [one for one in measured.findings if one.kind is FindingKind.ENERGY]
+    assert [one.ranks for one in named] == [(2, 1), (3,)], "and the worst of those that add something"
+    assert named[0].words == (
+        "each of gpu2 and gpu1 makes it slower, with 5 % of the energy together: "
+        "without gpu2, a joule would do 1.15 times as much"
+    )
+    assert named[0].remedy == "launch it without gpu2, and look again"
+    assert named[1].words.startswith("gpu3 adds 1 % speed for 33 % of the energy: ")
+
+
+def test_ranks_of_a_pipeline_have_no_samples_of_their_own() -> None:
+    found, training = profiled(Pretend([0.001, 0.012]))
+    training.pipeline = PipelineRecord((1, 0), (8, 4), 8, 0.1, 0.11, "gpu1 computes longest")
+    found = replace(found, pipeline=training.pipeline)
+    others = alternatives(found, training)
+    measured = with_energy(found, {"gpu0": [100.0], "gpu1": [90.0]}, others.without_s, others.whole_s)
+    assert [rank.watts for rank in measured.ranks] == [100.0, 90.0]
+    assert [rank.samples_per_joule for rank in measured.ranks] == [None, None]
+    assert measured.samples_per_joule == pytest.approx(96 / (190 * found.step_s))
+    assert measured.findings == found.findings, "none can be left out: each has layers"
+
+
+def test_nothing_is_said_of_leaving_out_a_rank_of_local_sgd() -> None:
+    found, training = profiled(Pretend([0.001, 0.012]))
+    assert alternatives(found, training).without_s
+    assert training.run is not None
+    training.run = replace(training.run, is_local=True)
+    assert not alternatives(found, training).without_s
 
 
 def test_devices_that_are_worth_their_energy_are_not_named() -> None:
