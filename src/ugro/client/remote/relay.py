@@ -7,12 +7,12 @@ may do there is what the account that it runs as may do.
 from __future__ import annotations
 
 import os
-import pwd
 import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from ugro.client.account import account
 from ugro.client.http import Connection, NoAgent, connected
 from ugro.client.remote.banner import banner
 from ugro.client.remote.mux import About, Mux
@@ -91,14 +91,6 @@ class Relay:
             connection.close()
         found = urlsplit(str(link["url"]))
         return found.hostname or "127.0.0.1", found.port or (443 if found.scheme == "https" else 80)
-
-
-def account() -> str:
-    """The account, whatever its environment says."""
-    try:
-        return pwd.getpwuid(os.geteuid()).pw_name
-    except KeyError:
-        return str(os.geteuid())
 
 
 def _say(fd: int, text: bytes) -> None:
