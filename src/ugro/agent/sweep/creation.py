@@ -78,6 +78,7 @@ async def prepare(request: SweepRequest, jobs: JobService) -> NewSweep | Needs:
     base = sharing_one(base, budget)
     check_options(spec.options, base)
     await jobs.place_idle(base)  # what can never run is refused now
+    await jobs.expect_allowed(base, submit.user)
     for script in scripts_of(spec.options):
         await jobs.with_script(replace(base, argv=(script, *base.argv[1:])))
     name = (spec.name if submit.fields.get("name") is None else base.name) or base.name
@@ -102,6 +103,7 @@ async def _prepare_study(request: SweepRequest, jobs: JobService) -> NewSweep | 
     base = replace(base, argv=("-m", study_worker.MODULE, *base.argv), sdk=True, env=tuple(sorted(env.items())))
     base = sharing_one(base, request.budget)
     await jobs.place_idle(base)
+    await jobs.expect_allowed(base, submit.user)
     tree = {"method": "study", "parameters": {"worker": {"min": 1, "max": 1_000_000}}}
     return NewSweep(submit.key, name, submit.user, json.dumps(tree), dumps(base), request.budget)
 
