@@ -15,6 +15,7 @@ from ugro.client.http import AgentGone, Connection
 from ugro.client.jobs import new_key
 from ugro.client.reach import ANSWER_S, Reach, Say
 from ugro.client.recipes import LAUNCH as RECIPE_LAUNCH
+from ugro.client.remote.banner import expect_fitting
 from ugro.client.remote.link import MasterLink
 from ugro.client.remote.master import Master, checked
 from ugro.client.stopping import STATUS_S
@@ -79,10 +80,15 @@ class RemoteAgent(Reach):
     def agent(self) -> AgentStatus:
         for _ in range(_TRIES):
             try:
-                return decode(AgentStatus, self._connection.ask("GET", "/v1/agent", timeout_s=STATUS_S))
+                return self._status()
             except AgentGone:
                 continue  # it was stopped meanwhile, and the relay starts another one
-        return decode(AgentStatus, self._connection.ask("GET", "/v1/agent", timeout_s=STATUS_S))
+        return self._status()
+
+    def _status(self) -> AgentStatus:
+        found = decode(AgentStatus, self._connection.ask("GET", "/v1/agent", timeout_s=STATUS_S))
+        expect_fitting(found.version)  # another one than the relay has found may have been started since
+        return found
 
     def running_agent(self) -> AgentStatus | None:
         """The relay has started it, if none ran."""

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 import socket
-import socketserver
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import ugro
+from tests.rig.pretend_agent import pretend_agent
 from ugro.client.client import Client
 from ugro.client.http import connected
 from ugro.client.recipes import Wanted
@@ -51,33 +49,6 @@ class Dishonest:
         return json.dumps(given).encode() + b"\n"
 
 
-class Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    server: Server
-
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers.get("Content-Length") or 0)).decode()
-        content = self.server.liar.answer(self.path, body)
-        self.send_response(400 if content.startswith(b'{"error"') else 200)
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
-
-    do_GET = do_POST  # noqa: N815
-
-    def log_message(self, *words: Any) -> None:
-        """Nobody reads it."""
-
-
-class Server(socketserver.ThreadingUnixStreamServer):
-    daemon_threads = True
-    liar: Dishonest
-
-    def get_request(self) -> tuple[socket.socket, Any]:
-        connection, _ = super().get_request()
-        return connection, ("client", 0)
-
-
 @dataclass
 class Straight:
     """To the socket, instead of through ssh."""
@@ -95,13 +66,9 @@ class Straight:
 
 @pytest.fixture
 def liar(tmp_path: Path) -> Iterator[Dishonest]:
-    with Server(str(tmp_path / "s"), Handler) as server:
-        server.liar = Dishonest([SECRET])
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-        thread.start()
-        yield server.liar
-        server.shutdown()
-        thread.join(5)
+    found = Dishonest([SECRET])
+    with pretend_agent(tmp_path / "s", found.answer):
+        yield found
 
 
 @pytest.fixture
