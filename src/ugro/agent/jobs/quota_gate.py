@@ -32,7 +32,8 @@ class QuotaGate:
 
         ``may_end``: it could have a time limit, which is what the hint says.
         """
-        quotas = await self._quotas()
+        wanted = list(wanted)
+        quotas = await self._quotas(user for _, user in wanted)
         if not quotas:
             return
         # Those that are alike are checked once: a sweep may have thousands.
@@ -43,7 +44,7 @@ class QuotaGate:
     async def check_together(self, specs: Sequence[JobSpec], user: str, whose: str) -> None:
         """The same for jobs that are of use only if all of them run at once. ``whose``: what they are part of."""
         await self.check((spec, user) for spec in specs)
-        if not (quotas := await self._quotas()):
+        if not (quotas := await self._quotas([user])):
             return
         least = [found[0] for spec in specs if (found := await self._least(spec))]
         if least:
@@ -59,7 +60,8 @@ class QuotaGate:
     @asynccontextmanager
     async def room(self, wanted: Sequence[Wanted]) -> AsyncIterator[None]:
         """Raises NotAllowed if the queue has no room for all of them; nobody else takes it meanwhile."""
-        pools = _limited_pools(await self._quotas(), {user for user, _ in wanted})
+        users = {user for user, _ in wanted}
+        pools = _limited_pools(await self._quotas(users), users)
         if not pools:
             yield
             return
@@ -73,8 +75,8 @@ class QuotaGate:
                     _refuse(queue_full([(pool, sum(waiting[user] for user in pool.members))], mine))
             yield
 
-    async def _quotas(self) -> Quotas:
-        await self._scheduler_input.usage.keep_up()
+    async def _quotas(self, users: Iterable[str]) -> Quotas:
+        await self._scheduler_input.usage.keep_up(users)
         return self._scheduler_input.usage.quotas
 
 
