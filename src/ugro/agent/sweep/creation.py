@@ -13,7 +13,7 @@ from pydantic import ConfigDict
 
 from ugro.agent.jobs.service import JobService
 from ugro.agent.jobs.submission import Needs, Submit
-from ugro.agent.sweep.job_options import check_options, with_options
+from ugro.agent.sweep.job_options import as_counted, check_options, with_options
 from ugro.agent.sweep.optuna_study import require
 from ugro.config.document import read_document
 from ugro.config.problems import config_error
@@ -78,7 +78,8 @@ async def prepare(request: SweepRequest, jobs: JobService) -> NewSweep | Needs:
     base = sharing_one(base, budget)
     check_options(spec.options, base)
     await jobs.place_idle(base)  # what can never run is refused now
-    await jobs.expect_allowed(base, submit.user)
+    for one in as_counted(base, spec.options):
+        await jobs.expect_allowed(one, submit.user)
     for script in scripts_of(spec.options):
         await jobs.with_script(replace(base, argv=(script, *base.argv[1:])))
     name = (spec.name if submit.fields.get("name") is None else base.name) or base.name
