@@ -114,6 +114,7 @@ def test_a_job_runs_in_its_users_account_and_its_results_are_collected(one: Acco
     assert [(one["name"], one["status"]) for one in health] == [("n001", "healthy")], "a login is no node of its own"
 
 
+@pytest.mark.proof
 def test_code_that_is_sent_by_hand_goes_where_a_job_looks_for_it(one: AccountsFarm, ugro: Ugro) -> None:
     (ugro.home / "cwd" / "train.py").write_text("print(1)\n")
     for words in (("sync", "--dry-run"), ("sync",)):

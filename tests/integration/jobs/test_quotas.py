@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -153,8 +154,10 @@ def test_what_would_make_jobs_that_a_quota_never_allows_is_refused_at_once(
 @pytest.mark.proof
 def test_a_ray_cluster_with_a_time_limit_that_its_quota_allows_starts(ugro: Ugro) -> None:
     pytest.importorskip("ray")
-    allow_cores(ugro, 1)
-    words = ("--nodes", "1", "--cpus", "1", "--time-limit", "30m", "--name", "short")
+    assert ugro.cluster is not None
+    with_ray = CLUSTER.replace("transport: local", f"transport: local, python: {sys.executable}")
+    ugro.cluster.write_text(with_ray % (ugro.home, 1))
+    words = ("--nodes", "1", "--cpus", "1", "--memory", "600MB", "--time-limit", "30m", "--name", "short")
     started = ugro("cluster", "start", *words, timeout=180)
     assert started.returncode == 0, started.stderr
     scaled = ugro("cluster", "scale", "2", "short")
