@@ -35,11 +35,11 @@ def dashboard(session: Session, no_open: bool) -> None:
     output = session.output
     client = session.client()
     link = client.dashboard()
+    if link.warning:
+        output.warn(link.warning, "set dashboard.certificate_file, or use: ssh -L 8099:127.0.0.1:8099 MACHINE")
     if client.is_elsewhere:
         _forward(session, client, link, is_to_open=not no_open)
         return
-    if link.warning:
-        output.warn(link.warning, "set dashboard.certificate_file, or use: ssh -L 8099:127.0.0.1:8099 MACHINE")
     if output.is_json:
         output.document({"dashboard": link})
         return
@@ -63,6 +63,8 @@ def _forward(session: Session, client: Client, link: DashboardLink, *, is_to_ope
         else:
             output.text(forward.url)
             output.note(f"the link works once, for {format_duration(link.expires_s)}")
+        if forward.url.startswith("https:"):
+            output.note("its certificate is for another name than 127.0.0.1, as your browser will say")
         output.note(f"forwarding this port to {client.master} until Ctrl-C")
         if is_to_open and _has_screen():
             _open(forward.url, client.home.path / "dashboard.html")
@@ -78,9 +80,10 @@ def _has_screen() -> bool:
 def _open(url: str, page: Path) -> None:
     """Through a private file: other users can read a browser's command line."""
     import webbrowser
+    from html import escape
 
     page.unlink(missing_ok=True)
     descriptor = os.open(page, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        file.write(f'<!doctype html><title>UGRO</title><meta http-equiv="refresh" content="0;url={url}">\n')
+        file.write(f'<!doctype html><title>UGRO</title><meta http-equiv="refresh" content="0;url={escape(url)}">\n')
     webbrowser.open(page.as_uri())

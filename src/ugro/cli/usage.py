@@ -35,8 +35,8 @@ def usage(session: Session, user: str | None, since: float) -> None:
     """Show what users and groups have used, against their quotas.
 
     GPU-hours and CPU-hours are those of devices that jobs held, whether or not they were busy; jobs that run now are
-    included. CPU-hours are those of jobs without GPUs. SHARE is what fair share counts: devices, averaged over the
-    past, divided by the user's weight; who has the least comes first.
+    included. CPU-hours are those of jobs without GPUs. SHARE is what fair share counts of the past: devices on average,
+    divided by the user's weight. Devices that are held now are added to it; who has the least comes first.
 
     \b
     Example:

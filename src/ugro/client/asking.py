@@ -7,13 +7,13 @@ gets those on the second request, and no others.
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol, TypeVar
 
 from ugro.client.http import AgentGone, lines
 from ugro.client.jobs import Ask
 from ugro.client.retrying import trying_again
+from ugro.client.variables import asked_for
 from ugro.core.support.codec import decode
 
 ANSWER_S = 60.0
@@ -43,9 +43,7 @@ class Asking:
         """``env``: ours, if it is not given."""
         answer = self._ask("POST", path, body, timeout_s=timeout_s)
         if "needs" in answer:
-            known = os.environ if env is None else env
-            submit = (body.get("request") or body)["submit"]
-            submit["env"] = {name: known[name] for name in answer["needs"] if name in known}
+            (body.get("request") or body)["submit"]["env"] = asked_for(answer["needs"], env)
             answer = self._ask("POST", path, body, timeout_s=timeout_s)
         return answer
 

@@ -9,6 +9,7 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 from ugro.client.http import lines
+from ugro.client.variables import asked_for
 from ugro.core.env_report import EnvListing, EnvRemoval, KeptEnvironment, Setup, SetupStep
 from ugro.core.support.codec import decode
 
@@ -43,8 +44,7 @@ class Environments:
         }
         for document in self._setting_up(body):
             if "needs" in document:
-                known = os.environ if env is None else env
-                body["env"] = {name: known[name] for name in document["needs"] if name in known}
+                body["env"] = asked_for(document["needs"], env)
                 yield from map(_update, self._setting_up(body))
             else:
                 yield _update(document)

@@ -6,7 +6,6 @@ Calls that follow a job survive the end of the agent: they start another one, an
 from __future__ import annotations
 
 import contextlib
-import getpass
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -15,9 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
 
+from ugro.client.account import account
 from ugro.client.http import AgentGone, lines
 from ugro.client.job_logs import Following, LogChoice, LogPiece, job_path, step_of
 from ugro.client.retrying import trying_again
+from ugro.client.variables import asked_for
 from ugro.core.environment import Origin
 from ugro.core.errors import TimedOut
 from ugro.core.event import Event
@@ -124,7 +125,7 @@ class Jobs:
 
     def retry(self, job: str | int, *, key: str | None = None, exact: bool = False) -> Job:
         """Runs an ended job again: a new job with the same spec. ``exact``: fails unless its code is still stored."""
-        body = {"key": key or new_key(), "user": getpass.getuser(), "exact": exact}
+        body = {"key": key or new_key(), "user": account(), "exact": exact}
         return decode(Job, self._ask("POST", f"{job_path(job)}/retry", body))
 
     def cancel(self, job: str | int) -> Job:
@@ -133,9 +134,7 @@ class Jobs:
     def _submit(self, path: str, body: dict[str, Any], env: Mapping[str, str] | None) -> Any:
         answer = self._ask("POST", path, body)
         if "needs" in answer:
-            ours = os.environ if env is None else env
-            asked = {name: ours[name] for name in answer["needs"] if name in ours}
-            answer = self._ask("POST", path, {**body, "env": asked})
+            answer = self._ask("POST", path, {**body, "env": asked_for(answer["needs"], env)})
         return answer
 
     def _ask(self, method: str, path: str, body: Any = None, **limits: float) -> Any:
@@ -370,7 +369,7 @@ class Jobs:
 def body_of(file: Path | None, fields: Mapping[str, Any] | None, key: str | None) -> dict[str, Any]:
     return {
         "key": key or new_key(),
-        "user": getpass.getuser(),
+        "user": account(),
         "file": str(file.absolute()) if file else None,
         "fields": dict(fields or {}),
         "here": os.getcwd(),

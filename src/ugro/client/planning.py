@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any
 
 from ugro.client.http import lines
 from ugro.client.jobs import Ask, body_of
+from ugro.client.variables import asked_for
 from ugro.core.errors import UgroError
 from ugro.core.planning import LaunchPlan
 from ugro.core.support.codec import decode
@@ -49,16 +49,16 @@ class Planning:
         body: dict[str, Any] = {"submit": submit, "most_nodes": wish.most_nodes, "is_fresh": wish.is_fresh}
         if wish.limit_s is not None:
             body["limit_s"] = wish.limit_s
-        for document in self._documents(body, os.environ if env is None else env):
+        for document in self._documents(body, env):
             if "plan" in document:
                 return decode(LaunchPlan, document["plan"])
             on_progress(str(document["progress"]))
         raise UgroError("the agent has ended before the plan was made", hint="try it again")
 
-    def _documents(self, body: dict[str, Any], env: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+    def _documents(self, body: dict[str, Any], env: Mapping[str, str] | None) -> Iterator[dict[str, Any]]:
         for document in lines(self._stream("POST", "/v1/plans", body, timeout_s=None)):
             if "needs" in document:
-                asked = {name: env[name] for name in document["needs"] if name in env}
+                asked = asked_for(document["needs"], env)
                 yield from self._documents({**body, "submit": {**body["submit"], "env": asked}}, env)
                 return
             yield document

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -10,7 +9,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from ugro.client.account import account
 from ugro.client.http import lines
+from ugro.client.variables import asked_for
 from ugro.core.errors import TimedOut, UgroError
 from ugro.core.ray_cluster import Access, ClusterView, ClusterWish, Phase
 from ugro.core.support.codec import decode, dumps
@@ -47,18 +48,17 @@ class RayClusterCalls:
         """
         body: dict[str, Any] = {
             "wish": _plain(wish or ClusterWish()),
-            "user": getpass.getuser(),
+            "user": account(),
             "fields": dict(environment or {}),
             "here": str(Path.cwd()),
             "env": None,
         }
-        return self._start(body, os.environ if env is None else env, on_progress)
+        return self._start(body, env, on_progress)
 
-    def _start(self, body: dict[str, Any], env: Mapping[str, str], on_progress: Say) -> ClusterView:
+    def _start(self, body: dict[str, Any], env: Mapping[str, str] | None, on_progress: Say) -> ClusterView:
         for document in lines(self._stream("POST", "/v1/ray-clusters", body, timeout_s=None)):
             if "needs" in document:
-                asked = {name: env[name] for name in document["needs"] if name in env}
-                return self._start({**body, "env": asked}, env, on_progress)
+                return self._start({**body, "env": asked_for(document["needs"], env)}, env, on_progress)
             if "cluster" in document:
                 return decode(ClusterView, document["cluster"])
             on_progress(str(document["progress"]))

@@ -11,6 +11,7 @@ from ugro.client.jobs import Ask, body_of
 from ugro.core.recipe import PreparedLaunch
 
 _CACHE_VARIABLES = ("HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "XDG_CACHE_HOME")
+LAUNCH = "/v1/recipes/launch"
 _ANSWER_S = 180.0  # every node is asked
 
 
@@ -31,8 +32,13 @@ class Recipes:
 
     def prepare(self, wanted: Wanted, *, fields: Mapping[str, Any] | None = None) -> PreparedLaunch:
         """The fields for ``client.jobs.submit``, or for a sweep. Of ``fields``, ``args`` are the script's words."""
+        from ugro.recipes import catalog  # few launches have a recipe
+
         cache = {name: os.environ[name] for name in _CACHE_VARIABLES if os.environ.get(name)}
         names = {"model": wanted.model, "dataset": wanted.dataset, "recipe": wanted.recipe}
         body = {"submit": body_of(None, fields, None), **names, "cache": cache}
-        answer = self._ask("POST", "/v1/recipes/launch", body, timeout_s=_ANSWER_S)["launch"]
-        return PreparedLaunch(dict(answer["fields"]), tuple(answer["notes"]), str(answer["recipe"]))
+        answer = self._ask("POST", LAUNCH, body, timeout_s=_ANSWER_S)["launch"]
+        recipe = catalog.find(str(answer["recipe"]))
+        # An agent on another machine has the recipe elsewhere: the code that is sent is this machine's.
+        made = {**answer["fields"], "workdir": recipe.folder}
+        return PreparedLaunch(made, tuple(answer["notes"]), recipe.name)

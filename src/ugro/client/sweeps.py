@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import getpass
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from ugro.client.account import account
 from ugro.client.asking import Asking
 from ugro.client.jobs import body_of, new_key
 from ugro.client.small_file import text_of
@@ -139,7 +139,7 @@ class Sweeps(Asking):
 
     def launch_best(self, sweep: str | int, *, key: str | None = None) -> Job:
         """Submits the settings of the best trial as a job."""
-        body = {"user": getpass.getuser(), "key": key or new_key()}
+        body = {"user": account(), "key": key or new_key()}
         return decode(Job, self._ask("POST", f"{_path(sweep)}/launch", body)["job"])
 
 

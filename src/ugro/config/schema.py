@@ -34,6 +34,7 @@ from ugro.config.section import Section, key, nested, section
 from ugro.config.team import ACCOUNT, Api, Team
 from ugro.config.transport import CONTAINER_NAME, KUBERNETES_NAME, Transport, Way
 from ugro.config.yamltext import shown
+from ugro.core.code import EXCLUDED
 from ugro.core.node import NodeSpec, Role
 
 _PORT = Whole(1, 65535)
@@ -93,7 +94,7 @@ class Sync(Section):
     """How code is sent to the nodes."""
 
     exclude_patterns: tuple[str, ...] = key(
-        (".git", "__pycache__", ".env", "*.pyc", "node_modules", ".next"),
+        EXCLUDED,
         ListOf("a list of patterns such as [.git, '*.pyc']", Text("a pattern", is_line)),
         "Names and patterns of files and directories that are not sent.",
     )

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+# What is not sent unless somebody says so: the default of sync.exclude_patterns.
+EXCLUDED = (".git", "__pycache__", ".env", "*.pyc", "node_modules", ".next")
+
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:

@@ -11,7 +11,7 @@ from typing import Any
 from ugro.core.job import Job, JobSpec, Resources, ResultRule, Retry, Share, Stop
 from ugro.core.login import node_of
 from ugro.core.plan import Rendezvous
-from ugro.core.ray_cluster import RayCluster, Worker, head_title, worker_title
+from ugro.core.ray_cluster import RayCluster, Worker, WorkerSize, head_title, worker_title
 from ugro.workloads.ray_node.main import LASTING
 from ugro.workloads.sent import program_argv, program_env
 
@@ -71,10 +71,13 @@ def worker_job(cluster: RayCluster, worker: Worker, ray: RaySettings) -> JobSpec
         "labels": labels,
     }
     spec = _job(cluster, f"{cluster.name}-worker-{worker.number}", worker.python, settings)
-    wanted = Resources(
+    return replace(spec, resources=worker_resources(size, worker))
+
+
+def worker_resources(size: WorkerSize, worker: Worker) -> Resources:
+    return Resources(
         cpus=worker.cpus, memory_bytes=size.reserved_bytes, gpus_per_node=size.gpus, only=(worker.node,)
     )
-    return replace(spec, resources=wanted)
 
 
 @dataclass(frozen=True, slots=True)

@@ -115,6 +115,18 @@ def test_a_job_runs_in_its_users_account_and_its_results_are_collected(one: Acco
 
 
 @pytest.mark.proof
+def test_code_that_is_sent_by_hand_goes_where_a_job_looks_for_it(one: AccountsFarm, ugro: Ugro) -> None:
+    (ugro.home / "cwd" / "train.py").write_text("print(1)\n")
+    for words in (("sync", "--dry-run"), ("sync",)):
+        done = ugro(*words, "--json")
+        assert done.returncode == 0, done.stderr
+        assert [one["node"] for one in json.loads(done.stdout)["nodes"]] == ["n001"]
+    packs, node = "grid_workspace/.ugro/contents/packs/*", one["n001"]
+    assert list(node.home_of(MINE).glob(packs))
+    assert not list(node.home.glob(packs)), "nothing of it is in the account of the node's entry"
+
+
+@pytest.mark.proof
 def test_the_next_agent_finds_a_job_in_its_users_account_and_starts_it_once(one: AccountsFarm, ugro: Ugro) -> None:
     number = submit(ugro)
     until(ugro, number, "running")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,10 @@ import pytest
 from tests.integration.conftest import Ugro
 from tests.integration.jobs.test_jobs_cli import job_of, submitted
 from tests.integration.sharing import commands
+from tests.rig import needs
 from tests.rig.engine import EngineRig, gated, in_loop, is_final, running, soon
+from tests.rig.ports import free_port
+from tests.rig.service import SERVER
 from tests.rig.waiting import wait_until
 from ugro.agent.monitoring.usage import UsageService
 from ugro.core.job import Job, JobSpec, Resources
@@ -113,6 +117,67 @@ def test_what_a_quota_never_allows_is_refused_at_once(
         assert refused.returncode == 6
         assert error in refused.stderr
         assert hint in refused.stderr
+
+
+SERVE = ("serve", "--detach", "--name", "web", "--no-sync")
+SLEEP = ("--", "sh", "-c", "sleep 600 # {port}")
+
+
+@pytest.mark.parametrize(
+    ("words", "error", "hint"),
+    [
+        (("sweep", "train.py", "-d", "--lr", "1,2"), "it has no time limit", "use --time-limit 1h"),
+        (("sweep", "train.py", "-d", "--study", "--time-limit", "2h"), "the longest is 1h", "use --time-limit 1h"),
+        ((*SERVE, *SLEEP), "it has no time limit", "it runs until it is stopped"),
+        ((*SERVE, "--priority", "urgent", *SLEEP), "priority 90", "use --priority 50"),
+        (("cluster", "start"), "it has no time limit", "use --time-limit 1h"),
+        (("cluster", "start", "--time-limit", "30m", "--cpus", "2"), "needs 2 cores, and the most is 1", "for less"),
+        (
+            ("cluster", "start", "--time-limit", "30m", "--cpus", "1", "--workers-per-node", "2"),
+            "the cluster needs 2 cores, and the most is 1",
+            "for less",
+        ),
+    ],
+)
+def test_what_would_make_jobs_that_a_quota_never_allows_is_refused_at_once(
+    ugro: Ugro, words: tuple[str, ...], error: str, hint: str
+) -> None:
+    allow_cores(ugro, 1)
+    (ugro.home / "cwd" / "train.py").write_text("print(1)\n")
+    refused = ugro(*words)
+    assert (refused.returncode, error in refused.stderr, hint in refused.stderr) == (6, True, True), refused.stderr
+    assert json.loads(ugro("sweep", "ls", "--json").stdout)["sweeps"] == []
+    assert json.loads(ugro("serve", "ls", "--json").stdout)["services"] == []
+    assert json.loads(ugro("cluster", "status", "--all", "--json").stdout)["clusters"] == []
+
+
+@pytest.mark.proof
+def test_a_ray_cluster_with_a_time_limit_that_its_quota_allows_starts(ugro: Ugro) -> None:
+    pytest.importorskip("ray")
+    assert ugro.cluster is not None
+    with_ray = CLUSTER.replace("transport: local", f"transport: local, python: {sys.executable}")
+    ugro.cluster.write_text(with_ray % (ugro.home, 1))
+    words = ("--nodes", "1", "--cpus", "1", "--memory", "600MB", "--time-limit", "30m", "--name", "short")
+    started = ugro("cluster", "start", *words, timeout=180)
+    assert started.returncode == 0, started.stderr
+    scaled = ugro("cluster", "scale", "2", "short")
+    assert (scaled.returncode, "the cluster needs 2 cores" in scaled.stderr) == (6, True), scaled.stderr
+    assert ugro("cluster", "stop", "short", timeout=120).returncode == 0
+
+
+@pytest.mark.proof
+@needs.programs("haproxy")
+def test_the_door_of_a_service_has_no_quota(ugro: Ugro) -> None:
+    assert ugro.cluster is not None
+    ugro.cluster.write_text(CLUSTER.replace("max_priority: normal, max_time_limit: 1h", "max_priority: batch") % (
+        ugro.home, 1
+    ))  # fmt: skip
+    (ugro.home / "cwd" / "server.py").write_text(SERVER)
+    words = ("--name", "quiet", "--priority", "batch", "--cpus", "1", "--health", "/health")
+    command = ("--", "{python}", "server.py", "{port}", "one")
+    started = ugro("serve", *words, "--port", str(free_port()), *command, timeout=120)
+    assert started.returncode == 0, started.stderr
+    assert ugro("serve", "stop", "quiet", timeout=60).returncode == 0
 
 
 class TeamRig(EngineRig):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
+import tempfile
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.rig.machines import Machines
+from tests.rig import needs
+from tests.rig.certificates import make_certificate
+from tests.rig.machines import Machines, machines
+from tests.rig.ports import free_port
 from tests.rig.waiting import wait_until
 from ugro import Client
 from ugro.client.http import Connection
@@ -88,6 +93,39 @@ def test_the_dashboard_is_reached_through_a_port_of_this_machine(pair: Machines)
         assert "UGRO" in page
         os.kill(running.process.pid, signal.SIGINT)
         assert running.end() == 130
+
+
+@pytest.fixture
+def own_dashboard() -> Iterator[Machines]:
+    """A master whose dashboard others reach."""
+    directory = Path(tempfile.mkdtemp(prefix="m"))
+    try:
+        with machines(directory) as found:
+            file = found.master.home / ".ugro" / "cluster.yaml"
+            file.parent.mkdir(mode=0o700)
+            nodes = f"nodes: {{here: {{transport: local, remote_root: {directory}/root}}}}"
+            file.write_text(f"{nodes}\ndashboard: {{host: 0.0.0.0, port: {free_port()}}}\n")
+            yield found
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+@needs.programs("openssl")
+def test_what_is_odd_about_a_forwarded_dashboard_is_said(own_dashboard: Machines) -> None:
+    pair, file = own_dashboard, own_dashboard.master.home / ".ugro" / "cluster.yaml"
+    settings = file.read_text()
+
+    def says(text: str) -> bool:
+        with pair.running("--master", "n001", "dashboard", "--no-open") as running:
+            wait_until(lambda: running.says("until Ctrl-C"), WAIT_S, "the port")
+            return running.says(text)
+
+    assert says("it is not encrypted")
+    made = make_certificate(file.parent)
+    files = f"certificate_file: {made}, key_file: {made.with_name('key.pem')}"
+    file.write_text(settings.replace("host: 0.0.0.0", f"host: 0.0.0.0, {files}"))
+    wait_until(lambda: says("its certificate is for another name"), WAIT_S, "the dashboard with a certificate")
+    assert not says("it is not encrypted")
 
 
 @pytest.mark.parametrize("is_named", [True, False])

@@ -18,7 +18,7 @@ import pytest
 from tests.rig.gpu_taker import Taker, takers
 from ugro.lab.simulated_gpus import SimulatedGpu, build_nvml_stub, write_gpus
 from ugro.remote.hardware import gpu_claims
-from ugro.remote.hardware.gpu_claims import Claims, ClaimTable, Taken
+from ugro.remote.hardware.gpu_claims import Claims, ClaimTable, SharedClaims, Taken
 from ugro.remote.hardware.gpu_locks import Sharing
 from ugro.remote.hardware.gpus import run_of
 
@@ -116,6 +116,37 @@ def test_a_holder_that_is_killed_leaves_its_gpu_free(people: tuple[Taker, Taker]
     ann.process.wait()
     assert bob.ask("holder", GPU) is None
     assert bob.take(GPU) is None
+
+
+def test_a_claim_is_kept_until_it_is_taken_out_or_all_that_have_it_are_gone(driver: str) -> None:
+    shared, name = SharedClaims(), gpu_claims.gpu_name(GPU)
+    shared.empty()  # there is nothing yet
+
+    def claim(end: bool) -> None:
+        """In a process that then ends."""
+        if os.fork() == 0:
+            said = Claims(shared)
+            said.publish(RECORD)
+            said.keep(gpu_claims.held(GPU))
+            said.hand_over()
+            if end:
+                said.release()
+            os._exit(0)
+        os.wait()
+
+    claim(end=False)
+    assert gpu_claims.listener(name) is not None
+    assert (looked().holder(GPU) or {}).get("job") == "7", "it is still said whose it is"
+    assert shared.has_any()
+    shared.empty()
+    assert gpu_claims.listener(name) is None
+    claim(end=True)
+    assert (shared.has_any(), gpu_claims.listener(name)) == (False, None)
+    claim(end=False)
+    shared._into.close()
+    assert gpu_claims.listener(name) is not None
+    shared._queue.close()
+    assert gpu_claims.listener(name) is None
 
 
 def test_accounts_do_not_share_a_gpu(people: tuple[Taker, Taker], driver: str, uids: tuple[int, int]) -> None:

@@ -26,6 +26,7 @@ from ugro.core.errors import RemoteFailure
 from ugro.lab.simulated_gpus import SimulatedGpu, build_nvml_stub, write_gpus
 from ugro.nodes.calls import Stream
 from ugro.nodes.link import Link
+from ugro.remote.hardware import gpu_claims
 
 GPU = "GPU-11111111-aaaa"
 OTHER_GPU = "GPU-22222222-bbbb"
@@ -133,6 +134,48 @@ def test_the_reaper_of_a_killed_supervisor_frees_its_gpu(node: LocalNode, ledger
         return "run" in start_as(node, link, "agent-2", training(ledger))
 
     wait_until(is_started, 20, "the GPU to be free")
+
+
+@pytest.fixture
+def claim(node: LocalNode, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The name by which every account sees who has the GPU."""
+    monkeypatch.setenv("UGRO_NVML_LIBRARY", str(node.root / "no-library"))
+    return gpu_claims.gpu_name(GPU)
+
+
+@pytest.mark.parametrize("has_successor", [False, True])
+def test_other_accounts_see_the_gpu_as_taken_until_what_a_killed_supervisor_left_is_ended(
+    node: LocalNode, ledger: Ledger, claim: str, has_successor: bool
+) -> None:
+    start(node, node.link(), training(ledger, "hostile", "plain"))
+    wait_until(lambda: ledger.lines("ready"), 20, "a rank that ignores SIGTERM")
+    reaper = node.reaper("train", 1)
+    if has_successor:
+        os.kill(reaper, signal.SIGKILL)
+        reaper = wait_until(lambda: (new := node.reaper("train", 1)) != reaper and new, 20, "another reaper")
+    os.kill(reaper, signal.SIGSTOP)
+    supervisor = node.supervisor("train", 1)
+    os.kill(supervisor, signal.SIGKILL)
+    wait_until(lambda: not node.supervisors("train", 1), 20, "the end of the supervisor")
+    assert ledger.alive()
+    assert gpu_claims.listener(claim) is not None, "a rank is left"
+    os.kill(reaper, signal.SIGCONT)
+    wait_until(lambda: gpu_claims.listener(claim) is None, 20, "the GPU to be free")
+    ledger.expect_nothing_alive()
+
+
+def test_a_run_that_ends_frees_its_gpu_for_other_accounts_whatever_its_reaper_does(
+    node: LocalNode, ledger: Ledger, claim: str
+) -> None:
+    link = node.link()
+    start(node, link, training(ledger))
+    os.kill(reaper := node.reaper("train", 1), signal.SIGSTOP)
+    try:
+        assert gpu_claims.listener(claim) is not None
+        node.call(link, "stop", job="train", attempt=1)
+        assert gpu_claims.listener(claim) is None
+    finally:
+        os.kill(reaper, signal.SIGCONT)
 
 
 @pytest.mark.proof

@@ -28,4 +28,9 @@ MUTANTS = (
         (Edit(_GPU_CLAIMS, "one: self._known.get(one) or listener(one[1].decode())", "one: Listener(1, 0)"),),
         (_TESTS, "-k", "forged"),
     ),
+    Mutant(
+        "a GPU is free for other accounts while ranks of a killed supervisor use it",
+        (Edit("src/ugro/remote/hardware/gpu_locks.py", "self._claims.hand_over()", "pass"),),
+        ("tests/integration/runs/test_gpu_locks.py", "-k", "see_the_gpu_as_taken"),
+    ),
 )

@@ -82,6 +82,16 @@ MUTANTS = (
     Mutant("more may come than was announced", (Edit(_UPLOADS, "if self._came > self._size:", "if False:"),), UPLOADS),
     Mutant("uploads fill the store", (Edit(_UPLOADS, "stored + to_come > 2 * self._limit.bytes", "False"),), UPLOADS),
     Mutant(
+        "a master gets a variable that the command does not name",
+        (Edit(_OF_CLIENTS, "if name not in self._variables:", "if False:"),),
+        OF_CLIENTS,
+    ),
+    Mutant(
+        "a master gets what a link leads to, though the user does not say so",
+        (Edit(_OF_CLIENTS, "os.environ.get(_OUTSIDE) != _FOLLOW:", "False:"),),
+        OF_CLIENTS,
+    ),
+    Mutant(
         "a master may ask for the home folder",
         (Edit(_OF_CLIENTS, "if what is not None and not self._is_named(path, words):", "if False:"),),
         OF_CLIENTS,

@@ -121,7 +121,7 @@ MUTANTS = (
     ),
     Mutant(
         "nobody ends what a killed supervisor left",
-        (Edit("src/ugro/remote/runs/reaper.py", "if _end_all() and was_killed:", "if was_killed:"),),
+        (Edit("src/ugro/remote/runs/reaper.py", "if is_ended := _end_all():", "if is_ended := True:"),),
         SHARED_ENDS,
     ),
     Mutant(

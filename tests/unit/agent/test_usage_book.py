@@ -125,6 +125,22 @@ def test_without_a_quota_on_gpu_hours_no_windows_are_made(tmp_path: Path) -> Non
     with_books(tmp_path, "quotas: {default: {gpus: 4}}", work)
 
 
+def test_hours_that_nothing_counts_any_more_are_not_kept_in_memory(tmp_path: Path) -> None:
+    async def work(books: Books) -> None:
+        await used(books.store, "ann", MIDNIGHT, MIDNIGHT + 3 * HOUR_S)
+        await used(books.store, "bob", MIDNIGHT, MIDNIGHT + HOUR_S)
+        kept = await books.read(MIDNIGHT + 3 * HOUR_S)
+        assert {user: len(hours) for user, hours in kept._hours.items()} == {"ann": 3, "bob": 1}
+        before = kept.averages(at(MIDNIGHT + 8 * DAY_S))["ann"]
+        await kept.read(at(MIDNIGHT + 7 * DAY_S + 2 * HOUR_S))
+        assert {user: len(hours) for user, hours in kept._hours.items()} == {"ann": 1}
+        await kept.read(at(MIDNIGHT + 8 * DAY_S))
+        assert kept._hours == {}
+        assert kept.averages(at(MIDNIGHT + 8 * DAY_S))["ann"] == pytest.approx(before)
+
+    with_books(tmp_path, "fair_share: {half_life: 12h}", work)
+
+
 # --- averages ------------------------------------------------------------------------------------------------------
 
 FADING = f"fair_share: {{half_life: {int(HALF_LIFE_S)}s}}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,11 @@ from pydantic import Field
 
 from ugro.agent.agent import Agent
 from ugro.agent.api.responses import Body, LiveResponse, json_response, ndjson
-from ugro.agent.support.caller import expect_files
+from ugro.agent.support.caller import caller, expect_files
 from ugro.agent.support.client_files import remote_client
 from ugro.core.code import Snapshot
+from ugro.core.login import node_of
+from ugro.nodes.node import Node
 
 _SIGN_OF_LIFE_S = 5.0
 
@@ -39,7 +42,7 @@ def add_code_routes(app: FastAPI, agent: Agent) -> None:
 
         It ends when every node's state is done, failed or would.
         """
-        nodes = [node.spec.name for node in agent.cluster.inventory.select(body.nodes)]
+        nodes = [_through(agent, node) for node in agent.cluster.inventory.select(body.nodes)]
         if remote_client() is not None:  # asked for before the answer begins: one sync is one entry of the audit log
             await _taken(agent, body)
         else:
@@ -54,6 +57,12 @@ def add_code_routes(app: FastAPI, agent: Agent) -> None:
     async def tidy(body: TidyBody) -> Response:
         nodes = [node.spec.name for node in agent.cluster.inventory.select(body.nodes)]
         return json_response({"tidied": await agent.code.tidy(nodes, everything=body.everything)})
+
+
+def _through(agent: Agent, node: Node) -> str:
+    """Where jobs run in the accounts of their users: there, where a job of the caller's looks for its code."""
+    asks = caller()
+    return node.spec.name if asks is None else agent.parts.engine.logins.opened_for(node, asks.user)
 
 
 async def _taken(agent: Agent, body: SyncBody) -> Snapshot:
@@ -71,4 +80,4 @@ async def _told(agent: Agent, body: SyncBody, nodes: Sequence[str]) -> AsyncGene
     yield [{"snapshot": snapshot}]
     async with contextlib.aclosing(agent.code.sync(snapshot, nodes, dry_run=body.dry_run)) as batches:
         async for reports in batches:
-            yield [{"node": report} for report in reports]
+            yield [{"node": replace(report, node=node_of(report.node))} for report in reports]

@@ -137,6 +137,14 @@ class JobService:
         await self._submitting.check_fit([spec])
         return await self._previews.place_idle(spec)
 
+    async def expect_allowed(self, spec: JobSpec, user: str, *, may_end: bool = True) -> None:
+        """Raises NotAllowed for what is not submitted itself, and whose jobs a quota would never let start."""
+        await self._gate.check([(spec, user)], may_end=may_end)
+
+    async def expect_all_allowed(self, specs: Sequence[JobSpec], user: str, whose: str) -> None:
+        """The same for jobs that have to run at once."""
+        await self._gate.check_together(specs, user, whose)
+
     async def preview(self, spec: JobSpec, user: str) -> DryRun:
         """Where it would start now. Raises Unsatisfiable or NotAllowed if it never could."""
         await self._check([(spec, user)])
@@ -147,11 +155,11 @@ class JobService:
         """Some job has moved."""
         return self._engine.changed
 
-    async def submit_made(self, spec: JobSpec, user: str, key: str) -> Job:
-        """Submits a job that the agent itself has made."""
+    async def submit_made(self, spec: JobSpec, user: str, key: str, *, is_exempt: bool = False) -> Job:
+        """Submits a job that the agent itself has made. ``is_exempt``: it computes nothing, and has no quota."""
         self._engine.safe_mode.check("and takes no jobs")
         self._submitting.expect_stored(spec)
-        await self._check([(spec, user)])
+        await (self._submitting.check_fit([spec]) if is_exempt else self._check([(spec, user)]))
         # What the agent makes waits in its own queue until there is something for it to do.
         return (await self._put([(spec, Submit(user, key))], is_limited=False))[0]
 

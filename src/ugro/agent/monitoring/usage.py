@@ -37,9 +37,9 @@ class UsageService:
     async def report(self, since_unix_s: float, user: str | None = None) -> UsageReport:
         """``user``: that user alone, and the groups to which the user belongs."""
         first = int(max(0.0, since_unix_s) // HOUR_S)
-        await self._books.keep_up()
         await self._books.read(clock.now())
         found = await self._look(first)
+        await self._books.keep_up({*found.totals, *(job.user for job in (*found.holding, *found.waiting))})
         now, price = clock.now(), self._price()
         accounts = self._books.accounts(now)
         terms = Terms(accounts, now.boot_s, price.of)
@@ -101,8 +101,8 @@ class UsageService:
             tally.window_s[limit] = tally.window_s.get(limit, 0.0) + held.gpus * min(whole_s, window_s)
 
     def _notes(self) -> dict[str, str]:
-        groups = self._books.unix_groups()
-        return {name: f"there is no Unix group {unix}" for name, unix in groups if self._books.groups.is_missing(unix)}
+        problems = {name: self._books.groups.problem(unix) for name, unix in self._books.unix_groups()}
+        return {name: problem for name, problem in problems.items() if problem is not None}
 
 
 def sums(tallies: Iterable[Tally]) -> Tally:

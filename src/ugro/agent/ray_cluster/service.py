@@ -175,6 +175,7 @@ class RayClusters:
         usable = await self._starting.usable(cluster.wish)
         places = await self._starting.places(usable)
         added = more_workers(cluster.wish, kept, places, wanted, cluster.next_number)
+        await self._starting.expect_allowed(cluster.wish, [*kept, *added], cluster.user)
         pythons = await self._starting.more(cluster, list({worker.node for worker in added}))
         return tuple(replace(worker, python=pythons[worker.node]) for worker in added)
 
@@ -184,7 +185,8 @@ class RayClusters:
         jobs = await self._submitted(cluster)
         shown = dict(zip(jobs, await self._jobs.with_reasons(list(jobs.values())), strict=True))
         said = await asyncio.to_thread(lambda: {number: self._said(job) for number, job in jobs.items()})
-        return view_of(cluster, shown, said)
+        found = view_of(cluster, shown, said)
+        return replace(found, reason=self._problems.get(cluster.id) or found.reason)
 
     def _said(self, job: Job) -> Said:
         """Blocks."""

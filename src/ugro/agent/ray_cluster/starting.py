@@ -24,7 +24,7 @@ from ugro.core.job import JobSpec, Launcher, Resources
 from ugro.core.login import account_of, node_of
 from ugro.core.node import Machine, Role
 from ugro.core.python_env import EnvProgress, EnvRequest
-from ugro.core.ray_cluster import ClusterWish, Head, RayCluster
+from ugro.core.ray_cluster import ClusterWish, Head, RayCluster, Worker
 from ugro.nodes.link import Link
 from ugro.nodes.node import Node
 from ugro.policy.nodes.connectivity import LOOPBACK, Apart
@@ -39,7 +39,7 @@ from ugro.policy.ray.agreement import (
     objection,
 )
 from ugro.policy.ray.placing import Place, first_workers
-from ugro.workloads.ray_jobs import inside
+from ugro.workloads.ray_jobs import inside, worker_resources
 
 _PORTS_TRIED = 3
 Say = Callable[[str], None]
@@ -74,6 +74,7 @@ class Starting:
         links = await self._links(everywhere, request.user)
         places = await self.places(nodes, links)
         workers = first_workers(wish, places)
+        await self.expect_allowed(wish, workers, request.user)
         pythons = await self._pythons(request.environment, links, say)
         say("comparing the nodes")
         head, looks = await self._head(request, head_node, links, pythons)
@@ -91,6 +92,13 @@ class Starting:
             ray_version=looks[head_node].ray or "",
             made_at=datetime.now(UTC).isoformat(timespec="seconds"),
         )
+
+    async def expect_allowed(self, wish: ClusterWish, workers: Sequence[Worker], user: str) -> None:
+        """Raises NotAllowed if a quota would never let all of them run."""
+        base = JobSpec(wish.name, ("ray",), priority=wish.priority, time_limit_s=wish.time_limit_s)
+        jobs = [replace(base, resources=worker_resources(wish.size, worker)) for worker in workers]
+        head = replace(base, resources=Resources(cpus=0))
+        await self._jobs.expect_all_allowed([head, *jobs], user, "the cluster")
 
     async def more(self, cluster: RayCluster, nodes: Sequence[str]) -> dict[str, str]:
         """For workers on other nodes than before: the Python of each. They must agree with the head, and reach it."""
@@ -154,7 +162,10 @@ class Starting:
             labels=wish.labels,
             only=wish.only,
         )
-        return JobSpec(wish.name, ("ray",), Launcher.DDP, resources=wanted, priority=wish.priority)
+        limit_s = wish.time_limit_s
+        return JobSpec(
+            wish.name, ("ray",), Launcher.DDP, resources=wanted, priority=wish.priority, time_limit_s=limit_s
+        )
 
     def _best_head(self, nodes: Sequence[str]) -> str:
         roles = {node: self._cluster.inventory.get(node).spec.role for node in nodes}

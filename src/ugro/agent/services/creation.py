@@ -106,6 +106,7 @@ class Creation:
         made = await self._revision(what, request)
         if isinstance(made, Needs):
             return made
+        await self._jobs.expect_allowed(made.job, request.submit.user, may_end=False)
         made, ray, cluster = await self._on_ray(draft, what, made, request.submit.user)
         spec = _spec(what.name, draft.section, what.engine)
         placement = await self._jobs.place_idle(made.job)  # what can never run is refused now
@@ -166,6 +167,7 @@ class Creation:
         job = _kept(made.job, old.job, {**given, "command": ()} if is_ray else given)
         job = replace(job, resources=old.job.resources, environment=old.job.environment) if is_ray else job
         await self._jobs.place_idle(job)
+        await self._jobs.expect_allowed(job, service.user, may_end=False)
         return replace(made, job=job, request_key=request.submit.key)
 
     async def _revision(self, what: _What, request: ServiceRequest) -> Revision | Needs:

@@ -304,7 +304,7 @@ class Services:
         lease_s = None if node.transport == "local" else service.spec.door_lost_after_s
         spec = door_job(door_settings(service), service.door.node, secret=service.secret, lease_s=lease_s)
         spec = replace(spec, priority=max(spec.priority, service.current.job.priority))
-        await self.jobs.submit_made(spec, service.user, door_key(service))
+        await self.jobs.submit_made(spec, service.user, door_key(service), is_exempt=True)
 
 
 def _expect_own_values(service: Service) -> None:

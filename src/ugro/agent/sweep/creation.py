@@ -13,7 +13,7 @@ from pydantic import ConfigDict
 
 from ugro.agent.jobs.service import JobService
 from ugro.agent.jobs.submission import Needs, Submit
-from ugro.agent.sweep.job_options import check_options, with_options
+from ugro.agent.sweep.job_options import as_counted, check_options, with_options
 from ugro.agent.sweep.optuna_study import require
 from ugro.config.document import read_document
 from ugro.config.problems import config_error
@@ -78,6 +78,8 @@ async def prepare(request: SweepRequest, jobs: JobService) -> NewSweep | Needs:
     base = sharing_one(base, budget)
     check_options(spec.options, base)
     await jobs.place_idle(base)  # what can never run is refused now
+    for one in as_counted(base, spec.options):
+        await jobs.expect_allowed(one, submit.user)
     for script in scripts_of(spec.options):
         await jobs.with_script(replace(base, argv=(script, *base.argv[1:])))
     name = (spec.name if submit.fields.get("name") is None else base.name) or base.name
@@ -102,6 +104,7 @@ async def _prepare_study(request: SweepRequest, jobs: JobService) -> NewSweep | 
     base = replace(base, argv=("-m", study_worker.MODULE, *base.argv), sdk=True, env=tuple(sorted(env.items())))
     base = sharing_one(base, request.budget)
     await jobs.place_idle(base)
+    await jobs.expect_allowed(base, submit.user)
     tree = {"method": "study", "parameters": {"worker": {"min": 1, "max": 1_000_000}}}
     return NewSweep(submit.key, name, submit.user, json.dumps(tree), dumps(base), request.budget)
 

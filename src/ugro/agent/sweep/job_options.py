@@ -16,6 +16,7 @@ from ugro.policy.sweep.options import ARGS, SCRIPT, Options
 _ENV = "env"
 # They name files or other jobs, which are read once for all trials, or they say where all trials run.
 _OF_ALL = ("after", "command", "cwd", "environment", "folders", "inputs", "launcher", "name", "resources")
+_COUNTED = ("priority", "time_limit", "stop")
 
 
 def settable() -> dict[str, Key]:
@@ -38,6 +39,16 @@ def check_options(options: Options, base: JobSpec) -> None:
                 if name in (SCRIPT, ARGS) and base.launcher is Launcher.COMMAND:
                     raise ConfigError(f"{at}: the sweep runs a command", hint="program: train.py")
                 _parsed(keys[name], one, at)
+
+
+def as_counted(base: JobSpec, options: Options) -> list[JobSpec]:
+    """The jobs of its trials, as far as quotas tell them apart."""
+    found = [base]
+    for values in options.values():
+        given = [{name: one[name] for name in _COUNTED if name in one} for one in values.values()]
+        made = [with_options(spec, one) for spec in found for one in given]
+        found = list({(one.priority, one.time_limit_s, one.stop): one for one in made}.values()) or found
+    return found
 
 
 def with_options(spec: JobSpec, given: Mapping[str, Any]) -> JobSpec:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from ugro.agent.tracking.run_tracker import RunTracker
 from ugro.config.names import is_user
+from ugro.core.errors import Unsatisfiable
 from ugro.core.job import Job, Placement
 from ugro.core.login import USER, account_of, login_name, node_of
 from ugro.nodes.node import Node
@@ -123,6 +124,17 @@ class Logins:
         """The login through which a user's job is started on a node; or the node itself."""
         account = _account_of(node, user)
         return node.spec.name if account is None else account.login
+
+    def opened_for(self, node: Node, user: str) -> str:
+        """The same, and it is dialled; raises Unsatisfiable if there can be none."""
+        account = _account_of(node, user)
+        if account is None:
+            return node.spec.name
+        if not account.is_valid or self._inventory.open_login(account.login) is None:
+            hint = "who runs the cluster can say which one: see account in docs/team.md"
+            text = f"there is no account for {user}: {account.name!r:.80}"
+            raise Unsatisfiable(text, subject=node.spec.name, hint=hint)
+        return account.login
 
     def located(self, placement: Placement, user: str) -> tuple[str, ...]:
         """The names for the nodes of a placement, in its order."""

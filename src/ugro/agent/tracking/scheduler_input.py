@@ -138,7 +138,7 @@ class SchedulerInput:
 
     async def _read_usage(self, live: Live) -> None:
         """Who has used what. If one user alone has jobs that wait, that changes nothing."""
-        await self.usage.keep_up()
+        await self.usage.keep_up({*self._users, *(job.user for job in live.holding())})
         if not self.usage.quotas and len({line.user for line in live.queue.lines}) < 2:
             return
         while self.usage.seen != live.released:  # what a job used is on the books when it has given its devices back

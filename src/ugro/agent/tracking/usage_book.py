@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 from ugro.agent.tracking.cluster import Cluster
 from ugro.agent.tracking.unix_groups import UnixGroups
@@ -27,6 +28,7 @@ class UsageBook:
         self._at_s = 0.0
         self._changed = 0
         self._half_life_s = 0.0
+        self._first = 0  # the oldest hour that is kept
         self._made: tuple[QuotaSection, int, Quotas] | None = None
 
     @property
@@ -43,9 +45,9 @@ class UsageBook:
     def fair(self) -> FairShare:
         return self._cluster.config.fair_share.made_share()
 
-    async def keep_up(self) -> None:
-        """Who belongs to which group."""
-        await self.groups.keep_up(self._cluster.config.quotas.unix_groups)
+    async def keep_up(self, users: Iterable[str] = ()) -> None:
+        """Who belongs to which group: of those who have used something, and of these."""
+        await self.groups.keep_up(self._cluster.config.quotas.unix_groups, {*users, *self._hours})
 
     async def read(self, now: Instant) -> None:
         """What is new since the last time."""
@@ -65,6 +67,16 @@ class UsageBook:
             age_s = now.wall_s - (one.hour + 0.5) * HOUR_S
             self._averages[one.user] = self._averages.get(one.user, 0.0) + fair.decayed(new_s, age_s)
             self._changed = one.changed
+        if first != self._first:
+            self._first = first
+            self._forget_before(first)
+
+    def _forget_before(self, first: int) -> None:
+        """Hours that no window and no average counts any more."""
+        kept = {
+            user: {hour: one for hour, one in hours.items() if hour >= first} for user, hours in self._hours.items()
+        }
+        self._hours = {user: hours for user, hours in kept.items() if hours}
 
     def accounts(self, now: Instant) -> Accounts:
         """As of now, by the clock of this boot."""

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 from ugro.client.http import AgentGone, Connection
 from ugro.client.jobs import new_key
 from ugro.client.reach import ANSWER_S, Reach, Say
+from ugro.client.recipes import LAUNCH as RECIPE_LAUNCH
+from ugro.client.remote.banner import expect_fitting
 from ugro.client.remote.link import MasterLink
 from ugro.client.remote.master import Master, checked
 from ugro.client.stopping import STATUS_S
@@ -59,6 +61,7 @@ class RemoteAgent(Reach):
         self.link: Link = MasterLink(checked(to), home, on_link) if isinstance(to, Master) else to
         self.master = self.link.master
         self._trees: Trees | None = None
+        self._made: set[str] = set()  # texts of launches that the agent has made
         super().__init__(home, on_wait)
 
     def connection(self) -> Connection:
@@ -77,10 +80,15 @@ class RemoteAgent(Reach):
     def agent(self) -> AgentStatus:
         for _ in range(_TRIES):
             try:
-                return decode(AgentStatus, self._connection.ask("GET", "/v1/agent", timeout_s=STATUS_S))
+                return self._status()
             except AgentGone:
                 continue  # it was stopped meanwhile, and the relay starts another one
-        return decode(AgentStatus, self._connection.ask("GET", "/v1/agent", timeout_s=STATUS_S))
+        return self._status()
+
+    def _status(self) -> AgentStatus:
+        found = decode(AgentStatus, self._connection.ask("GET", "/v1/agent", timeout_s=STATUS_S))
+        expect_fitting(found.version)  # another one than the relay has found may have been started since
+        return found
 
     def running_agent(self) -> AgentStatus | None:
         """The relay has started it, if none ran."""
@@ -99,10 +107,15 @@ class RemoteAgent(Reach):
                 answer = self.reaching(
                     lambda: self._connection.ask(method, path, body, timeout_s=timeout_s, headers=_headers(key))
                 )
-                return self._located(answer)
             except Wanted as wanted:
                 offer = offer or self._offer(key, body)
                 offer.provide(wanted)
+                continue
+            if _asks_for_variables(answer):
+                (offer or self._offer(key, body)).expect_variables(answer["needs"])
+            if path == RECIPE_LAUNCH:
+                self._note_made(body, answer)
+            return self._located(answer)
         raise _endless()
 
     def stream(
@@ -115,7 +128,10 @@ class RemoteAgent(Reach):
         offer = self._offer(key, body)
         for _ in range(_MOST_ASKED):
             try:
-                yield from self._lines(method, path, body, key, timeout_s)
+                for line in self._lines(method, path, body, key, timeout_s):
+                    if _asks_for_variables(document := json.loads(line)):
+                        offer.expect_variables(document["needs"])
+                    yield line
             except Wanted as wanted:
                 offer.provide(wanted)
             else:
@@ -134,7 +150,6 @@ class RemoteAgent(Reach):
                     if line.startswith(_WANTED):
                         raise error_from_wire(json.loads(line)["error"])
                     yield line + b"\n"
-            yield rest
         finally:
             connection.close()
 
@@ -148,7 +163,15 @@ class RemoteAgent(Reach):
                 )
             )
 
-        return Offer(self.home, body, self._own_trees(), send)
+        return Offer(self.home, body, self._own_trees(), send, frozenset(self._made))
+
+    def _note_made(self, body: Any, answer: Any) -> None:
+        """What the agent has put into a launch is no word of the user: it names nothing of this machine."""
+        from ugro.client.remote.offer import texts_of
+        from ugro.recipes import catalog
+
+        ours = {recipe.folder for recipe in catalog.all_recipes()}  # of our own package
+        self._made |= texts_of(answer) - texts_of(body) - ours
 
     def _own_trees(self) -> Trees:
         if self._trees is None:
@@ -192,6 +215,10 @@ class RemoteAgent(Reach):
 def _headers(key: str) -> dict[str, str]:
     machine = re.sub(r"[^0-9A-Za-z._-]", "-", socket.gethostname())[:64] or "unknown"
     return {_HEADER: f"{key} {machine}"}
+
+
+def _asks_for_variables(answer: Any) -> bool:
+    return isinstance(answer, dict) and "needs" in answer
 
 
 def _endless() -> UgroError:

@@ -53,12 +53,18 @@ def _parsed(line: bytes) -> Banner:
         raise NotAllowed("the relay there says what this version does not understand") from error
     if isinstance(about.get("error"), dict):
         raise error_from_wire(about["error"])
-    if protocol != PROTOCOL or not _fits(version, ugro.__version__):
-        hint = f"install the same version on both: pip install ugro=={version}"
-        raise NotAllowed(f"ugro {version} there does not fit ugro {ugro.__version__} here", hint=hint)
+    if protocol != PROTOCOL:
+        raise _unfit(version)
+    expect_fitting(version)
     return found
 
 
-def _fits(there: str, here: str) -> bool:
-    """The first two numbers are the same."""
-    return there.split(".")[:2] == here.split(".")[:2]
+def expect_fitting(there: str) -> None:
+    """Raises NotAllowed unless the first two numbers are the same."""
+    if there.split(".")[:2] != ugro.__version__.split(".")[:2]:
+        raise _unfit(there)
+
+
+def _unfit(there: str) -> NotAllowed:
+    hint = f"install the same version on both: pip install ugro=={there}"
+    return NotAllowed(f"ugro {there} there does not fit ugro {ugro.__version__} here", hint=hint)

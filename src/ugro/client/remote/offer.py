@@ -1,7 +1,8 @@
 """Sends what the agent on a master asks for of this machine: a job's file, its code, its folders.
 
-It sends only what the command names. A master that asks for anything else, such as a private key, is refused; so is one
-that asks for all of a home folder because a command was typed there, or for the code of a command that sends none.
+It sends only what the command names. A master that asks for anything else, such as a private key or an environment
+variable, is refused; so is one that asks for all of a home folder because a command was typed there, or for the code of
+a command that sends none. The rules of its cluster leave files out; they never bring in what is left out here.
 """
 
 from __future__ import annotations
@@ -10,12 +11,13 @@ import contextlib
 import hashlib
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ugro.client.remote.trees import Trees
+from ugro.core.code import EXCLUDED
 from ugro.core.errors import NotAllowed, UgroError, Wanted
 from ugro.core.support.state_dir import StateDir
 
@@ -24,6 +26,9 @@ _WORDS = re.compile(r"[\s\"'=,:;()\[\]{}]+")
 _PAIR = re.compile(r"""([\w-]+)["']?\s*:\s*["']?([^\s"'#,{}\[\]]+)""")  # a key and its value, in a job file
 _COMMENT = re.compile(r"(?:^|(?<=\s))#.*", re.MULTILINE)
 _BESIDE_A_LOCK = "pyproject.toml"
+# In the environment of the command: the user says to send what a link leads to.
+_FOLLOWS, _OUTSIDE, _FOLLOW = "UGRO_SYNC_FOLLOW_SYMLINKS", "UGRO_SYNC_OUTSIDE_LINKS", "follow"
+_YES = frozenset({"true", "yes", "on", "1"})
 
 
 @dataclass(slots=True)
@@ -34,27 +39,36 @@ class Offer:
     body: Any
     trees: Trees
     send: Callable[[dict[str, Any]], None]
+    made: frozenset[str] = frozenset()  # texts in the body that a master has made, so that they name nothing
     _words: set[str] = field(default_factory=set)
     _folders: set[str] = field(default_factory=set)  # in which a relative path may begin
     # Words that name a folder as that of the code, or as one of the job's folders.
     _as_code: set[str] = field(default_factory=set)
     _as_folder: set[str] = field(default_factory=set)
+    _variables: set[str] = field(default_factory=set)  # words that may name one
 
     def __post_init__(self) -> None:
+        self._variables |= {str(name) for one in _maps(self.body) for name in _keys(one.get("env"))} - self.made
         for key, text in _strings(self.body):
-            if key != "here":  # where the command was typed is not what it names
-                self._words |= {text, *_WORDS.split(text)}
-            if key == "workdir":
-                self._as_code.add(text)
-            if key == "text":
-                self._note_pairs(text)
-            if key == "folder":
-                self._as_code.add(text)
-                self._as_folder |= {text, text.partition("=")[2]}
-            if key in ("here", "folder"):
-                self._folders.add(os.path.normpath(text))
-            elif key == "file":
-                self._folders.add(os.path.normpath(os.path.dirname(text)))
+            if text not in self.made:
+                self._note(key, text)
+
+    def _note(self, key: str, text: str) -> None:
+        """What a text of the command names."""
+        if key != "here":  # where the command was typed is not what it names
+            self._words |= {text, *_WORDS.split(text)}
+            self._note_variables(text)
+        if key == "workdir":
+            self._as_code.add(text)
+        if key == "text":
+            self._note_pairs(text)
+        if key == "folder":
+            self._as_code.add(text)
+            self._as_folder |= {text, text.partition("=")[2]}
+        if key in ("here", "folder"):
+            self._folders.add(os.path.normpath(text))
+        elif key == "file":
+            self._folders.add(os.path.normpath(os.path.dirname(text)))
 
     def provide(self, wanted: Wanted) -> None:
         """Raises why it cannot be sent."""
@@ -65,6 +79,14 @@ class Offer:
         except OSError as error:
             item["problem"] = f"{path}: {error.strerror.lower() if error.strerror else error}"
         self.send(item)
+
+    def expect_variables(self, names: Iterable[object]) -> None:
+        """Raises NotAllowed for a variable of this machine that neither the command nor a file of it names."""
+        for name in map(str, names):
+            if name not in self._variables:
+                shown = name[:100]
+                text = f"the master asks for the variable {shown!r}, which this command does not name: it is not sent"
+                raise NotAllowed(text, hint=f"if you mean it, name it: -e {shown}, or where it is used: --index-url")
 
     def _value(self, wanted: Wanted, path: str) -> Any:
         match wanted.what:
@@ -79,7 +101,7 @@ class Offer:
                     raise NotAllowed(f"the master asks for the code in {path}, and this command sends none")
                 self._expect_meant(path, self._as_code, "--workdir PATH")
                 self._folders.add(os.path.normpath(path))
-                return asdict(self.trees.code(path, wanted.params))
+                return asdict(self.trees.code(path, _own_rules(wanted.params)))
             case "folder":
                 if not self._is_named(path, self._words):
                     raise _not_named(path)
@@ -100,6 +122,9 @@ class Offer:
         self._as_code |= {value for name, value in pairs if name == "workdir"}
         self._as_folder |= {value for _, value in pairs}
 
+    def _note_variables(self, text: str) -> None:
+        self._variables |= set(_WORDS.split(_COMMENT.sub("", text)))
+
     def _text(self, path: str) -> str:
         with open(path, "rb") as file:
             content = file.read(_MOST_TEXT + 1)
@@ -112,6 +137,7 @@ class Offer:
         # What it names may be asked for next.
         self._words |= {*_WORDS.split(text), *(line.strip() for line in text.splitlines())}
         self._note_pairs(text)
+        self._note_variables(text)
         folder = os.path.normpath(os.path.dirname(path))
         self._folders.add(folder)
         self._words.add(os.path.join(folder, _BESIDE_A_LOCK))
@@ -152,6 +178,21 @@ def why_left_alone(folder: str, home: StateDir) -> str | None:
     return None
 
 
+def _own_rules(params: Mapping[str, Any]) -> dict[str, Any]:
+    """As the master's cluster says; but it cannot have what is left out here, nor what is outside of the folder."""
+    lines = [line for text in params["exclude"] for line in str(text).split("\n")]
+    follows = os.environ.get(_FOLLOWS, "").lower() in _YES
+    links_out = str(params["links_out"])
+    if links_out == _FOLLOW and os.environ.get(_OUTSIDE) != _FOLLOW:
+        links_out = "keep"
+    return {
+        **params,
+        "exclude": [*EXCLUDED, *(line for line in lines if not line.startswith("!"))],
+        "follows_links": follows and bool(params["follows_links"]),
+        "links_out": links_out,
+    }
+
+
 def _sends_code(body: Any) -> bool:
     """Whether a command may send any: a sync of a folder, or jobs of which one is without --no-sync and --cwd."""
     if isinstance(body, Mapping) and "folder" in body:
@@ -179,6 +220,14 @@ def _maps(value: Any) -> Iterator[Mapping[str, Any]]:
     if isinstance(value, list | tuple):
         for inner in value:
             yield from _maps(inner)
+
+
+def _keys(value: Any) -> Iterable[Any]:
+    return value.keys() if isinstance(value, Mapping) else ()
+
+
+def texts_of(value: Any) -> set[str]:
+    return {text for _, text in _strings(value)}
 
 
 def _strings(value: Any, key: str = "") -> Iterator[tuple[str, str]]:

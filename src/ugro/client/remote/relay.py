@@ -7,16 +7,21 @@ may do there is what the account that it runs as may do.
 from __future__ import annotations
 
 import os
-import pwd
 import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from ugro.client.http import Connection, NoAgent, connected
+import ugro
+from ugro.client.account import account
+from ugro.client.http import AgentGone, Connection, NoAgent, connected
 from ugro.client.remote.banner import banner
 from ugro.client.remote.mux import About, Mux
+from ugro.client.stopping import STATUS_S
+from ugro.client.team import expect_trusted, team_agent
+from ugro.core.agent import AgentStatus
 from ugro.core.errors import NotAllowed, UgroError, Unreachable
+from ugro.core.support.codec import decode
 from ugro.core.support.state_dir import StateDir, chosen_socket
 
 AGENT, DASHBOARD = "agent", "dashboard"
@@ -42,12 +47,23 @@ class Relay:
     def run(self, read_fd: int, write_fd: int) -> None:
         """Until the client is gone."""
         try:
-            self._connect_agent().close()
+            self._expect_agent()
         except UgroError as error:
             _say(write_fd, banner(account(), socket.gethostname(), error))
             return
         _say(write_fd, banner(account(), socket.gethostname()))
         Mux(read_fd, write_fd, opener=self._open).run()
+
+    def _expect_agent(self) -> None:
+        """Of our version: as on this machine, the account's own is replaced if it is idle, and no other one is used."""
+        connection = Connection(self._socket)
+        try:
+            if not self._is_own:
+                team_agent(connection, self._socket)
+            elif _version(connection) != ugro.__version__:
+                self._start()
+        finally:
+            connection.close()
 
     def _open(self, about: About) -> socket.socket:
         to = about.get("to")
@@ -67,6 +83,7 @@ class Relay:
             return connected(self._socket)
 
     def _named_socket(self) -> socket.socket:
+        expect_trusted(self._socket)
         try:
             return connected(self._socket)
         except NoAgent as error:
@@ -93,12 +110,12 @@ class Relay:
         return found.hostname or "127.0.0.1", found.port or (443 if found.scheme == "https" else 80)
 
 
-def account() -> str:
-    """The account, whatever its environment says."""
+def _version(connection: Connection) -> str | None:
+    """None: no agent runs."""
     try:
-        return pwd.getpwuid(os.geteuid()).pw_name
-    except KeyError:
-        return str(os.geteuid())
+        return decode(AgentStatus, connection.ask("GET", "/v1/agent", timeout_s=STATUS_S)).version
+    except AgentGone:
+        return None
 
 
 def _say(fd: int, text: bytes) -> None:

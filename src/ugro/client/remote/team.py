@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import NoReturn
 
 import ugro
+from ugro.client.account import account
 from ugro.client.http import AgentGone, connected
 from ugro.client.reach import Say
 from ugro.client.remote.agent import RemoteAgent
 from ugro.client.remote.banner import Banner
 from ugro.client.remote.master import Master
-from ugro.client.remote.relay import AGENT, account
+from ugro.client.remote.relay import AGENT
 from ugro.client.stopping import STATUS_S
 from ugro.client.team import of_its_owner, team_agent
 from ugro.core.agent import AgentStatus

@@ -13,6 +13,7 @@ from ugro.policy.quotas.words import amount, quota_of
 from ugro.policy.wording import count_of
 
 _SEE = "see: ugro usage"
+_ENDLESS = "it runs until it is stopped: ask who runs the cluster for a quota without max_time_limit"
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,15 +22,18 @@ class Refusal:
     hint: str
 
 
-def refusal(spec: JobSpec, user: str, asks: Sequence[Ask], quotas: Quotas) -> Refusal | None:
-    """``asks``: the least of each alternative; one that fits is enough."""
+def refusal(
+    spec: JobSpec, user: str, asks: Sequence[Ask], quotas: Quotas, *, who: str = "the job", may_end: bool = True
+) -> Refusal | None:
+    """``asks``: the least of each alternative; one that fits is enough. ``may_end``: it could have a time limit."""
     for pool in quotas.pools_of(user):
-        if (found := _of_spec(spec, pool)) is not None:
+        if (found := _of_spec(spec, pool, may_end)) is not None:
             return found
     overs = [next(_never(ask, user, quotas), None) for ask in asks]
     if not overs or any(over is None for over in overs):
         return None
-    return _too_much(next(over for over in overs if over is not None), spec.time_limit_s is not None)
+    over = next(over for over in overs if over is not None)
+    return _too_much(over, spec.time_limit_s is not None, who, may_end)
 
 
 def queue_full(pools: Sequence[tuple[Pool, int]], new: int) -> Refusal | None:
@@ -45,7 +49,7 @@ def queue_full(pools: Sequence[tuple[Pool, int]], new: int) -> Refusal | None:
     return None
 
 
-def _of_spec(spec: JobSpec, pool: Pool) -> Refusal | None:
+def _of_spec(spec: JobSpec, pool: Pool, may_end: bool) -> Refusal | None:
     limits = pool.limits
     if limits.max_priority is not None and spec.priority > limits.max_priority:
         text = f"quota {Limit.MAX_PRIORITY} of {pool}: priority {spec.priority}, and the highest is"
@@ -56,7 +60,7 @@ def _of_spec(spec: JobSpec, pool: Pool) -> Refusal | None:
     has = "it has no time limit" if spec.time_limit_s is None else f"time limit {format_duration(spec.time_limit_s)}"
     longest = format_duration(longest_s)
     text = f"quota {Limit.MAX_TIME_LIMIT} of {pool}: {has}, and the longest is {longest}"
-    return Refusal(text, f"use --time-limit {longest.replace(' ', '')}")
+    return Refusal(text, f"use --time-limit {longest.replace(' ', '')}" if may_end else _ENDLESS)
 
 
 def _never(ask: Ask, user: str, quotas: Quotas) -> Iterator[Over]:
@@ -65,14 +69,16 @@ def _never(ask: Ask, user: str, quotas: Quotas) -> Iterator[Over]:
         yield from (over for over in PoolAccount(pool, (), 0.0).over(ask) if over.is_never)
 
 
-def _too_much(over: Over, has_time_limit: bool) -> Refusal:
+def _too_much(over: Over, has_time_limit: bool, who: str, may_end: bool) -> Refusal:
     asked, most = amount(over.limit, over.asked), amount(over.limit, over.most)
     if over.limit in (Limit.GPUS, Limit.CPUS):
         option = "--gpus-per-node or --nodes" if over.limit is Limit.GPUS else "--cpus or --nodes"
-        text = f"{quota_of(over)}: the job needs {asked}, and the most is {most}"
+        text = f"{quota_of(over)}: {who} needs {asked}, and the most is {most}"
         return Refusal(text, f"ask for less with {option}; {_SEE}")
-    may_use = f"the job may use {asked}" if has_time_limit else f"without a time limit the job may use {asked}"
+    may_use = f"{who} may use {asked}" if has_time_limit else f"without a time limit {who} may use {asked}"
     text = f"{quota_of(over)}: {may_use}, and the most in any {_window(over.limit)} is {most}"
+    if not may_end:
+        return Refusal(text, f"ask for fewer GPUs; {_SEE}")
     return Refusal(text, f"give it a {'shorter ' * has_time_limit}--time-limit, or fewer GPUs; {_SEE}")
 
 

@@ -1,9 +1,11 @@
 """Claims on GPUs that every account of a machine sees: names of Unix sockets that are in no folder (abstract names).
 
 The kernel gives such a name to one process at a time, of whichever account, and frees it when that process is gone,
-however it ended. A run's supervisor listens on the name of each of its GPUs; of a GPU that a group shares, on that of a
-seat. Whether a GPU is free is decided by listening alone. Who listens, the kernel says, too. For which job, the holder
-says in another name, on which it listens as well; anybody could, so it is believed of that process and those below it.
+however it ended, and so are all that it gave the socket to. A run's supervisor listens on the name of each of its GPUs;
+of a GPU that a group shares, on that of a seat. Its reaper has these sockets, too (``SharedClaims``): a supervisor that
+is killed may leave processes that use the GPU until the reaper has ended them. Whether a GPU is free is decided by
+listening alone. Who listens, the kernel says, too. For which job, the holder says in another name, on which it listens
+as well; anybody could, so it is believed of that process and those below it.
 
 Names are those of one network namespace: a container with a network of its own has its own.
 """
@@ -33,6 +35,7 @@ _LONGEST_AGENT = 32
 _LONGEST_JOB = 12
 _MOST_NAMES = 512  # that a look takes into account; anybody may make more
 _MOST_BYTES = 32 << 20
+_MOST_KEPT = 253  # sockets in one message: the kernel's limit
 _MOST_UNHEARD = 4096  # connections that nobody has accepted; the kernel may allow fewer
 # Where there are no such names, or they are forbidden: then the lock files are all there is.
 _NO_NAMES = (
@@ -66,11 +69,49 @@ class Listener(NamedTuple):
     uid: int
 
 
-class Claims:
-    """Those of one run. They end with the process that made them, or with ``release``."""
+class SharedClaims:
+    """Keeps the sockets of one run open for as long as one of the processes that have it lives, or until ``empty``.
+
+    They lie in a queue of the kernel's. Any of those processes can take them out at once, without the others, which may
+    be stopped.
+    """
 
     def __init__(self) -> None:
+        self._into, self._queue = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        for one in (self._into, self._queue):
+            one.setblocking(False)
+
+    def fileno(self) -> int:
+        """What a process that closes all others must leave open."""
+        return self._queue.fileno()
+
+    def put(self, sockets: List[int]) -> None:
+        with contextlib.suppress(OSError):  # too many are on their way: then they end with who made them
+            socket.send_fds(self._into, [b"+"], sockets)
+
+    def has_any(self) -> bool:
+        try:
+            return bool(self._queue.recv(1, socket.MSG_PEEK))
+        except OSError:
+            return False
+
+    def empty(self) -> None:
+        while self.has_any():
+            for one in socket.recv_fds(self._queue, 1, _MOST_KEPT)[1]:
+                os.close(one)
+
+
+class Claims:
+    """Those of one run. They end with ``release``, or with the process that made them and who has ``shared``."""
+
+    def __init__(self, shared: Optional[SharedClaims] = None) -> None:
         self._sockets: List[int] = []
+        self._shared = shared
+
+    def hand_over(self) -> None:
+        """All have been made: they outlast this process, if another one has them, too."""
+        if self._shared is not None and self._sockets:
+            self._shared.put(self._sockets)
 
     def publish(self, record: Record) -> None:
         """For whom it claims; before it does."""
@@ -90,6 +131,8 @@ class Claims:
 
     def release(self) -> None:
         sockets, self._sockets = self._sockets, []
+        if self._shared is not None and sockets:
+            self._shared.empty()
         for one in sockets:
             os.close(one)
 

@@ -10,7 +10,8 @@ Runs of one group may share a GPU. Each holds the lock of a seat, a file of its 
 GPU's own lock for a moment; who wants the whole GPU holds that, and finds no seat taken.
 
 Other accounts of the machine do not see these files. Who takes a GPU or a seat also makes a claim (``gpu_claims``),
-which all of them see; it ends with the supervisor, even if processes of the run are left. Accounts share no GPU.
+which all of them see; it ends when the supervisor and its reaper are gone, which ends what a killed supervisor leaves.
+Accounts share no GPU.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from typing import Dict, Iterable, Iterator, List, NamedTuple, Optional
 from ugro.remote import durable
 from ugro.remote.clock import boot_id
 from ugro.remote.hardware import gpu_claims
-from ugro.remote.hardware.gpu_claims import MOST_SHARES, Claims, ClaimTable, Record, Taken
+from ugro.remote.hardware.gpu_claims import MOST_SHARES, Claims, ClaimTable, Record, SharedClaims, Taken
 from ugro.remote.identity import file_name, machine_id
 from ugro.remote.process import terminate
 from ugro.remote.program import Refused
@@ -53,11 +54,11 @@ class Device(NamedTuple):
 
 
 class GpuLocks:
-    """Those of one run. They end with the process that took them, or with ``release``."""
+    """Those of one run. They end with the process that took them, or with ``release``; claims with ``shared``, too."""
 
-    def __init__(self) -> None:
+    def __init__(self, shared: Optional[SharedClaims] = None) -> None:
         self._files: List[int] = []
-        self._claims = Claims()
+        self._claims = Claims(shared)
 
     def take(
         self, devices: List[Device], root: str, record: Record, share: Optional[Sharing] = None
@@ -78,6 +79,7 @@ class GpuLocks:
                     self._take(folder, device, own)
                 else:
                     self._take_seat(folder, device, {**own, "group": share.group}, share)
+            self._claims.hand_over()
         except (OSError, Refused):
             self.release(is_over=True)
             raise

@@ -15,6 +15,7 @@ from typing import Any, Dict, List, NamedTuple, Optional
 from ugro.remote.cas import contents
 from ugro.remote.cas.packs import LOCK_S
 from ugro.remote.clock import boot_id, clock_s, moment
+from ugro.remote.hardware.gpu_claims import SharedClaims
 from ugro.remote.hardware.gpu_locks import GpuLocks
 from ugro.remote.program import Refused
 from ugro.remote.runs import dir_pool, sdk, stop
@@ -82,7 +83,9 @@ class Claimed(NamedTuple):
 class Claims:
     """What the claims of one supervisor have in common: its folder, its name, and whether it may wait."""
 
-    def __init__(self, folder: str, name: str, *, is_patient: bool) -> None:
+    def __init__(self, folder: str, name: str, shared: SharedClaims, *, is_patient: bool) -> None:
+        """``shared``: the reaper has it, too."""
+        self._shared = shared
         self._folder = folder
         self._name = name
         self._is_patient = is_patient
@@ -107,8 +110,9 @@ class Claims:
             path = wanted.folder if os.path.isdir(wanted.folder) else self._free_folder()
             with self._unless_moved(path, wanted):
                 self._fill(path, run, spec)
+                locks = GpuLocks(self._shared)
                 point("supervisor.made")
-                return self._take(Claimed(run, spec, envelope["hash"], as_of_s, -1, GpuLocks()), envelope, path)
+                return self._take(Claimed(run, spec, envelope["hash"], as_of_s, -1, locks), envelope, path)
         except Refused as refusal:
             if refusal.kind != "busy" or self._is_patient:
                 raise

@@ -2,7 +2,8 @@
 
 It is the supervisor's parent and a child subreaper: when the supervisor is killed, it adopts all that is left, whatever
 that did to get away, ends it, and notes in the runs that nothing is left. It keeps the leases of runs while the
-supervisor is stopped or hangs, and makes exit records durable, off the supervisor's path. It holds no lock.
+supervisor is stopped or hangs, and makes exit records durable, off the supervisor's path. It holds no lock; but the
+claims on GPUs that other accounts see it keeps until nothing is left that could use them.
 
 One that is killed has a successor, which can only be the supervisor's child: that keeps leases, and ends what it can
 find of a killed supervisor, which proves nothing.
@@ -19,6 +20,7 @@ import time
 from typing import Dict, List, NoReturn, Optional, Set, Tuple
 
 from ugro.remote.clock import clock_s
+from ugro.remote.hardware.gpu_claims import SharedClaims
 from ugro.remote.process import process_tree, terminate
 from ugro.remote.process.execute import close_all_but
 from ugro.remote.process.terminate import Ending, Family, Processes
@@ -40,8 +42,9 @@ _LOOK_BELOW_S = 1.0
 class Reaper:
     """The supervisor's side."""
 
-    def __init__(self, agent: AgentDir, link: socket.socket, pid: int) -> None:
+    def __init__(self, agent: AgentDir, link: socket.socket, pid: int, shared: SharedClaims) -> None:
         self._agent = agent
+        self.shared = shared
         self._due: List[RunDir] = []
         self._leases: Dict[str, Lease] = {}
         self._unsent: List[bytes] = []
@@ -99,7 +102,7 @@ class Reaper:
         """It was killed. Raises an OSError when there cannot be another, and then nothing has changed."""
         heard_s = self._agent.heard_s()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        watch = _Watch(self._agent, ProcessName.own(), theirs, is_parent=False)
+        watch = _Watch(self._agent, ProcessName.own(), theirs, self.shared, is_parent=False)
         watch.look_below()
         pid = os.fork()
         if pid == 0:
@@ -122,13 +125,14 @@ class Reaper:
 def fork(agent: AgentDir) -> Reaper:
     """Returns in the supervisor; this process becomes its reaper."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    shared = SharedClaims()
     process_tree.become_subreaper()
     reaper, supervisor = os.getpid(), os.fork()
     if supervisor != 0:
         name = ProcessName.own()._replace(pid=supervisor, started=terminate.start_time(supervisor) or 0)
-        _serve(_Watch(agent, name, theirs, is_parent=True))
+        _serve(_Watch(agent, name, theirs, shared, is_parent=True))
     theirs.close()
-    return Reaper(agent, ours, reaper)
+    return Reaper(agent, ours, reaper, shared)
 
 
 def name_in(folder: str) -> Optional[ProcessName]:
@@ -151,7 +155,7 @@ def _serve(watch: _Watch) -> NoReturn:
         for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(signum, signal.SIG_IGN)  # the supervisor acts on those
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        close_all_but([watch.link.fileno()])
+        close_all_but(sorted((watch.link.fileno(), watch.shared.fileno())))
         watch.run()
     finally:
         os._exit(0)
@@ -160,9 +164,12 @@ def _serve(watch: _Watch) -> NoReturn:
 class _Watch:
     """The reaper itself. ``is_parent``: what the supervisor leaves becomes its own."""
 
-    def __init__(self, agent: AgentDir, supervisor: ProcessName, link: socket.socket, *, is_parent: bool) -> None:
+    def __init__(
+        self, agent: AgentDir, supervisor: ProcessName, link: socket.socket, shared: SharedClaims, *, is_parent: bool
+    ) -> None:
         link.setblocking(False)  # a supervisor that is stopped reads nothing
         self.link = link
+        self.shared = shared
         self._agent = agent
         self._supervisor = supervisor
         self._is_parent = is_parent
@@ -183,10 +190,14 @@ class _Watch:
             self._end_found()
         else:
             was_killed = os.waitpid(self._supervisor.pid, 0)[1] != 0
-            if _end_all() and was_killed:
+            if is_ended := _end_all():
+                self.shared.empty()  # what follows may take its time
+            if is_ended and was_killed:
                 self._note_ended()
         for name in self._due:
             _sync(self._agent, name)
+        while self.shared.has_any() and not _end_all():
+            pass  # its GPUs are not free: one that cannot be killed now hangs in the kernel, perhaps in a driver
 
     # --- what the supervisor says ---------------------------------------------------------------------------------
 

@@ -133,7 +133,7 @@ class Supervisor:
         self._control = wakeup.open_control(os.path.join(folder, CONTROL))
         self._folder = folder
         self._write_reaper()
-        self._claims = Claims(folder, str(process), is_patient=not self._is_shared)
+        self._claims = Claims(folder, str(process), self._reaper.shared, is_patient=not self._is_shared)
         point("supervisor.begun")
         self._poll = select.poll()
         for fd in (self._wake, self._control, self._reaper.fileno()):

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ugro.agent.code.snapshot_store import SnapshotStore
 from ugro.client.remote.offer import Offer, why_left_alone
 from ugro.client.remote.trees import Trees, Wire
 from ugro.core.errors import NotAllowed, UgroError, Wanted, error_from_wire
 from ugro.core.support.state_dir import StateDir
+from ugro.remote import trees
 
 
 @dataclass
@@ -29,10 +32,10 @@ class Sent:
         return {"lacking": [], "bad": 0}
 
 
-def offer_of(home: Path, body: Any) -> tuple[Offer, Sent]:
+def offer_of(home: Path, body: Any, made: frozenset[str] = frozenset()) -> tuple[Offer, Sent]:
     sent, state = Sent(), StateDir(home / ".ugro")
-    trees = Trees(state, Wire(sent.ask, sent.upload, lambda text: None))
-    return Offer(state, body, trees, sent.items.append), sent
+    sending = Trees(state, Wire(sent.ask, sent.upload, lambda text: None))
+    return Offer(state, body, sending, sent.items.append, made), sent
 
 
 @pytest.fixture
@@ -107,7 +110,7 @@ def test_code_is_read_by_the_masters_rules_and_uploaded(home: Path) -> None:
     offer, sent = offer_of(home, submit(home))
     offer.provide(Wanted("code", str(project), RULES))
     snapshot = sent.items[0]["value"]
-    assert (snapshot["files"], snapshot["folder"]) == (2, str(project))
+    assert (snapshot["files"], snapshot["folder"]) == (1, str(project))  # .env stays here
     assert sent.asked == ["/v1/remote/known"]
     assert sent.uploaded["/v1/remote/trees"] > 0
     with pytest.raises(UgroError, match=r"sync\.max_size"):
@@ -167,6 +170,103 @@ def test_a_command_that_sends_no_code_does_not_send_it_because_a_master_asks(hom
         offer, sent = offer_of(home, body)
         offer.provide(Wanted("code", str(project), RULES))
         assert sent.items[0]["value"]["folder"] == str(project)
+
+
+def sent_kinds(home: Path, rules: dict[str, Any]) -> dict[str, int]:
+    """What is in the code that goes to a master which asks with these rules, and what each is."""
+    offer, sent = offer_of(home, submit(home))
+    offer.provide(Wanted("code", str(home / "project"), {**RULES, **rules}))
+    store = SnapshotStore(home / ".ugro" / "remote" / "code").store
+    with store.using():
+        found = store.entries(trees.parse_id(sent.items[0]["value"]["id"]))
+        return {os.fsdecode(entry.name): entry.kind for entry in found}
+
+
+@pytest.fixture
+def project(home: Path) -> Path:
+    project = home / "project"
+    (project / "train.py").write_text("print()")
+    (project / ".gitignore").write_text("secret.txt\n")
+    (project / "secret.txt").write_text("secret")
+    (project / "key").symlink_to(home / ".ssh" / "id_ed25519")
+    (project / "within").symlink_to("train.py")
+    return project
+
+
+@pytest.mark.parametrize("exclude", [[], ["!.env", "!secret.txt"], ["x\n!secret.txt"], ["\ufeff!secret.txt"]])
+def test_a_masters_patterns_leave_files_out_and_bring_none_in(home: Path, project: Path, exclude: list[str]) -> None:
+    found = sent_kinds(home, {"exclude": exclude})
+    assert ("train.py" in found, ".env" in found, "secret.txt" in found) == (True, False, False)
+    assert "train.py" not in sent_kinds(home, {"exclude": [*exclude, "*.py"]})
+
+
+def test_what_the_users_own_file_includes_is_sent(home: Path, project: Path) -> None:
+    (project / ".ugroignore").write_text("!.env\n")
+    assert ".env" in sent_kinds(home, {})
+
+
+@pytest.mark.parametrize("rules", [{"follows_links": True}, {"links_out": "follow"}])
+def test_a_master_does_not_get_what_a_link_leads_to_unless_the_user_says_so(
+    home: Path, project: Path, rules: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("UGRO_SYNC_FOLLOW_SYMLINKS", raising=False)
+    monkeypatch.delenv("UGRO_SYNC_OUTSIDE_LINKS", raising=False)
+    assert sent_kinds(home, rules)["key"] == trees.LINK
+    monkeypatch.setenv("UGRO_SYNC_FOLLOW_SYMLINKS", "true")
+    monkeypatch.setenv("UGRO_SYNC_OUTSIDE_LINKS", "follow")
+    assert sent_kinds(home, rules)["key"] == trees.FILE
+    assert sent_kinds(home, {})["key"] == trees.LINK, "the master does not ask for it"
+
+
+# --- variables --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fields", [{"env": ["TOKEN"]}, {"env": "TOKEN"}, {"env": {"TOKEN": None}}])
+def test_a_variable_that_the_command_names_may_be_asked_for_and_no_other(home: Path, fields: dict[str, Any]) -> None:
+    offer, _ = offer_of(home, submit(home, fields=fields))
+    offer.expect_variables(["TOKEN"])
+    with pytest.raises(NotAllowed, match="variable 'AWS_SECRET_ACCESS_KEY'") as caught:
+        offer.expect_variables(["TOKEN", "AWS_SECRET_ACCESS_KEY"])
+    assert "-e AWS_SECRET_ACCESS_KEY" in str(caught.value.hint)
+
+
+def test_files_of_the_command_name_variables_but_not_in_their_comments(home: Path) -> None:
+    project = home / "project"
+    (project / "job.yaml").write_text("# like OTHER\nenv: {TOKEN: null}\nenvironment: {requirements: reqs.txt}\n")
+    (project / "reqs.txt").write_text("--index-url https://ann:${INDEX_TOKEN}@example.org/simple  # not MORE\n")
+    offer, _ = offer_of(home, submit(home, file=str(project / "job.yaml")))
+    with pytest.raises(NotAllowed):
+        offer.expect_variables(["TOKEN"])  # the file was not read yet
+    for name in ("job.yaml", "reqs.txt"):
+        offer.provide(Wanted("text", str(project / name)))
+    offer.expect_variables(["TOKEN", "INDEX_TOKEN"])
+    for name in ("OTHER", "MORE"):
+        with pytest.raises(NotAllowed):
+            offer.expect_variables([name])
+
+
+def test_the_text_of_a_sweep_names_variables(home: Path) -> None:
+    text = "command: ['${program}', '--key=${envvar:WANDB_KEY}']\nenv: [OTHER]\n"
+    offer, _ = offer_of(home, {"submit": submit(home), "text": text, "file": "sweep.yaml"})
+    offer.expect_variables(["WANDB_KEY", "OTHER"])
+    with pytest.raises(NotAllowed):
+        offer.expect_variables(["HOME"])
+
+
+def test_what_a_master_has_put_into_a_launch_names_nothing(home: Path) -> None:
+    key = str(home / ".ssh" / "id_ed25519")
+    fields = {"env": ["AWS_SECRET_ACCESS_KEY", "TOKEN"], "folder": [f"data={home / '.ssh'}"], "args": [key]}
+    made = frozenset({"AWS_SECRET_ACCESS_KEY", f"data={home / '.ssh'}", key})
+    offer, sent = offer_of(home, submit(home, fields=fields))
+    offer.provide(Wanted("text", key))  # as long as these are the user's words
+    offer, sent = offer_of(home, submit(home, fields=fields), made)
+    offer.expect_variables(["TOKEN"])
+    with pytest.raises(NotAllowed):
+        offer.expect_variables(["AWS_SECRET_ACCESS_KEY"])
+    for what, path in (("text", key), ("folder", str(home / ".ssh"))):
+        with pytest.raises(NotAllowed, match="does not name"):
+            offer.provide(Wanted(what, path, {"name": "data", "max_bytes": 1000}))
+    assert sent.items == []
 
 
 def test_what_is_wanted_survives_the_wire() -> None:

@@ -40,6 +40,13 @@ def test_more_than_the_quota_is_refused_with_both_figures(limits: Limits, ask: A
     assert found[1].endswith("see: ugro usage")
 
 
+def test_what_runs_until_it_is_stopped_is_not_told_to_use_a_time_limit() -> None:
+    for limits, ask in ((Limits(max_time_limit=3600), Ask(0, 1, None)), (Limits(gpu_hours_per_day=1), Ask(1, 0, None))):
+        found = refusal(SPEC, "ann", [ask], Quotas(limits), may_end=False)
+        assert found is not None
+        assert "--time-limit" not in found.hint
+
+
 def test_an_alternative_that_fits_is_enough() -> None:
     assert told(Limits(gpus=2), Ask(4, 0, None), Ask(2, 0, None)) is None
     assert told(Limits(gpus=2), Ask(4, 0, None), Ask(0, 1, None)) is None

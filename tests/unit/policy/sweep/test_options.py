@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ugro.agent.sweep.creation import trial_spec
-from ugro.agent.sweep.job_options import check_options
+from ugro.agent.sweep.job_options import as_counted, check_options
 from ugro.core.errors import ConfigError
 from ugro.core.job import JobSpec, Launcher, Retry
 from ugro.policy.sweep.reading import read
@@ -69,3 +69,16 @@ def test_a_command_has_no_script_to_change() -> None:
     spec = read(tree({"mode": {"a": {"args": ["-x"]}}}, mode=["a"]))
     with pytest.raises(ConfigError, match="the sweep runs a command"):
         check_options(spec.options, JobSpec("x", ("true",), Launcher.COMMAND))
+
+
+def test_quotas_look_at_each_priority_and_time_limit_that_a_trial_may_have() -> None:
+    options = {
+        "mode": {"a": {"time_limit": "1h", "env": {"A": "1"}}, "b": {"time_limit": "1h"}, "c": {"time_limit": "2h"}},
+        "model": {"x": {"priority": "urgent"}, "y": {}},
+    }
+    found = as_counted(BASE, read(tree(options, mode=["a", "b", "c"], model=["x", "y"])).options)
+    assert {(one.time_limit_s, one.priority) for one in found} == {
+        (hours * 3600.0, priority) for hours in (1, 2) for priority in (BASE.priority, 90)
+    }
+    assert len(found) == 4
+    assert as_counted(BASE, {}) == [BASE]
