@@ -81,6 +81,8 @@ MUTANTS = (
     Mutant("a request may be of any size", (Edit(_OFFERS, "+ size > _MOST_OF_AN_OFFER", "+ size < 0"),), OFFERS),
     Mutant("more may come than was announced", (Edit(_UPLOADS, "if self._came > self._size:", "if False:"),), UPLOADS),
     Mutant("uploads fill the store", (Edit(_UPLOADS, "stored + to_come > 2 * self._limit.bytes", "False"),), UPLOADS),
+    Mutant("an upload may stand still", (Edit(_UPLOADS, "_moving(pieces, self._stalled_s)", "pieces"),), UPLOADS),
+    Mutant("an upload may trickle", (Edit(_UPLOADS, "if came >= _LEAST_BYTES:", "if came:"),), UPLOADS),
     Mutant(
         "a master may ask for the home folder",
         (Edit(_OF_CLIENTS, "if what is not None and not self._is_named(path, words):", "if False:"),),
