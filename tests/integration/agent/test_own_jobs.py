@@ -18,6 +18,7 @@ from ugro.core.ray_cluster import ClusterWish, Head, RayCluster
 from ugro.core.service import DoorPlace, Revision, Service, ServiceSpec
 from ugro.core.support.codec import dumps
 from ugro.core.sweep import Budget
+from ugro.store.listing import Listed
 from ugro.store.sweeps import NewSweep
 from ugro.web.access import AccessSettings
 from ugro.web.app import create_web
@@ -57,6 +58,31 @@ def test_a_job_is_of_the_user_that_the_agent_saw(tmp_path: Path) -> None:
             assert (other["id"], other["user"]) == (2, "bob"), "a key is its user's own"
             withdrawn = await ask(api, "DELETE", "/v1/submissions/key-mine", caller=VIEWER)
             assert refused(withdrawn)
+
+    asyncio.run(scenario())
+
+
+def test_a_submission_without_a_key_is_refused_and_not_taken_for_that_of_another(tmp_path: Path) -> None:
+    nameless = {**job("secret", private=True), "key": ""}
+    requests: tuple[tuple[str, Any], ...] = (
+        ("/v1/jobs", nameless),
+        ("/v1/jobs/batch", {"jobs": [nameless]}),
+        ("/v1/jobs/1/retry", {"key": "", "user": ""}),
+        ("/v1/sweeps", {"submit": nameless, "document": {}, "budget": {}}),
+        ("/v1/sweeps/1/launch", {"key": "", "user": ""}),
+        ("/v1/services", {"submit": nameless, "model": "gpt2"}),
+    )
+
+    async def scenario() -> None:
+        async with running_agent(tmp_path) as (agent, api):
+            await submitted(api, BOB, "open")
+            for caller in (ANN, BOB, OWNER):
+                for path, body in requests:
+                    found = await ask(api, "POST", path, caller=caller, body=body)
+                    assert refused(found, "usage"), (path, found.body)
+                    assert b"key: " in found.body
+                    assert b"ann" not in found.body
+            assert [one.spec.name for one in await agent.jobs.page(Listed())] == ["open"]
 
     asyncio.run(scenario())
 
@@ -220,7 +246,7 @@ def test_a_member_does_not_learn_which_files_there_are(tmp_path: Path) -> None:
     there, missing = (str(tmp_path / name).removeprefix("/") for name in ("secret.py", "none.py"))
 
     async def said(api: FastAPI, caller: Caller, where: str, **fields: Any) -> str:
-        body = {"user": "", "key": "", "fields": fields, "here": where, "env": {}}
+        body = {"user": "", "key": "plan", "fields": fields, "here": where, "env": {}}
         found = await ask(api, "POST", "/v1/jobs/plan", caller=caller, body=body)
         return found.body.decode()
 

@@ -14,7 +14,7 @@ from ugro.agent.api.access_rules import PAGES, RULES, Access, Kind, check_owner,
 from ugro.agent.api.audit_rules import rule_for
 from ugro.agent.artifacts.job_folder import write_config
 from ugro.agent.ops.team import UserNames
-from ugro.agent.ops.tokens import LONGEST_S, PREFIX, Tokens
+from ugro.agent.ops.tokens import LONGEST_S, MOST_LISTED, PREFIX, Tokens
 from ugro.agent.recipes.model_files import path_of
 from ugro.agent.support.caller import (
     caller,
@@ -31,6 +31,7 @@ from ugro.core.folder import Folder
 from ugro.core.identity import Caller, Role, least
 from ugro.core.job import Job, JobSpec, JobState
 from ugro.store.database import Store
+from ugro.store.tokens import MOST_VALID
 
 ANN = Caller("ann", Role.USER, "pid 1")
 OPERATOR = Caller("olga", Role.OPERATOR, "pid 2")
@@ -255,6 +256,37 @@ def test_a_token_has_no_more_than_its_makers_role_and_a_name_of_its_own(tmp_path
             await tokens.create(ANN, Role.USER, 60, "ci")
         await tokens.create(OPERATOR, Role.USER, 60, "ci")
         assert len({one.name for one in [(await tokens.create(ANN, Role.USER, 60, ""))[0] for _ in range(3)]}) == 3
+
+    with_tokens(tmp_path, scenario)
+
+
+def test_nobody_keeps_others_from_having_tokens(tmp_path: Path) -> None:
+    async def scenario(tokens: Tokens, store: Store, clock: Clock) -> None:
+        for number in range(MOST_VALID):
+            await tokens.create(ANN, Role.VIEWER, LONGEST_S, f"t{number}")
+        with pytest.raises(NotAllowed, match=f"you have {MOST_VALID} valid tokens, which is the most"):
+            await tokens.create(ANN, Role.VIEWER, LONGEST_S, "more")
+        await tokens.create(OPERATOR, Role.VIEWER, 60, "ci")
+
+    with_tokens(tmp_path, scenario)
+
+
+def test_tokens_that_are_made_and_revoked_all_day_do_not_pile_up(tmp_path: Path) -> None:
+    async def scenario(tokens: Tokens, store: Store, clock: Clock) -> None:
+        await tokens.create(OPERATOR, Role.VIEWER, LONGEST_S, "old")
+        await tokens.revoke(OPERATOR, "old")
+        _, secret = await tokens.create(ANN, Role.VIEWER, LONGEST_S, "first")
+        for number in range(MOST_LISTED + 5):
+            await tokens.create(ANN, Role.VIEWER, LONGEST_S, f"t{number}")
+            await tokens.revoke(ANN, f"t{number}")
+        await tokens.create(ANN, Role.VIEWER, 60, "last")
+        kept = [one.name for _, one in await store.tokens.all()]
+        assert len(kept) == MOST_LISTED + 3
+        assert kept[:3] == ["old", "first", "t5"], "those of others, and valid ones, stay"
+        assert await tokens.check(secret, "") is not None
+        clock.now += timedelta(days=31)
+        await tokens.create(OPERATOR, Role.VIEWER, 60, "new")
+        assert [one.name for _, one in await store.tokens.all()] == ["first", "new"], "what ended a month ago went"
 
     with_tokens(tmp_path, scenario)
 
