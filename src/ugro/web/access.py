@@ -81,7 +81,11 @@ class AccessControl:
         session = self._session(headers)
         scope[CALLER] = caller = self._caller(scope, session)
         session = session if caller is not None else None
-        _identify(scope.get(CONNECTION), is_known=session is not None)
+        connection: Connection | None = scope.get(CONNECTION)
+        if connection is not None and not connection.identify(caller.user if caller is not None else None):
+            text = "you have too many connections open; close some tabs, or try again later\n"
+            await PlainTextResponse(text, 503, {"connection": "close"})(scope, receive, guarded)
+            return
         scope[SESSION] = session
         if (problem := self._problem(scope, headers)) is not None:
             await PlainTextResponse(f"{problem}\n", 403)(scope, receive, guarded)
@@ -133,11 +137,6 @@ def _signs_in(scope: Scope) -> bool:
     if scope["path"] == "/login":
         return scope["method"] in ("GET", "POST")
     return scope["path"] in _SIGN_IN_FILES and scope["method"] in _READING
-
-
-def _identify(connection: Connection | None, *, is_known: bool) -> None:
-    if connection is not None:
-        connection.identify(is_known=is_known)
 
 
 def may_launch(settings: Dashboard) -> bool:

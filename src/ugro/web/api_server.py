@@ -139,8 +139,11 @@ class TokenGate:
             return
         guarded = _with_headers(send)
         token, caller = await self._caller(scope)
-        if (connection := scope.get(CONNECTION)) is not None:
-            connection.identify(is_known=caller is not None)
+        connection = scope.get(CONNECTION)
+        if connection is not None and not connection.identify(caller.user if caller is not None else None):
+            crowded = NotAllowed("you have too many connections open", hint="close some, or try again later")
+            await _error(crowded, 503, {"connection": "close"})(scope, receive, guarded)
+            return
         if token is None or caller is None:
             await self._refuse(scope)(scope, receive, guarded)
             return

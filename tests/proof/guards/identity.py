@@ -70,6 +70,11 @@ MUTANTS = (
         (Edit("src/ugro/agent/ops/tunnels.py", "named if is_chosen_here else self._own_login(named)", "named"),),
         ("tests/unit/agent/test_tunnels.py",),
     ),
+    Mutant(
+        "a user takes all connections to a node",
+        (Edit("src/ugro/agent/ops/tunnels.py", "self._taken[taker] >= MOST_OF_USER:", "False:"),),
+        ("tests/unit/agent/test_tunnels.py",),
+    ),
     Mutant("nobody is known to the services", (Edit(_GATE, "        enter(caller)\n", ""),), OWN),
     Mutant("whole hashes are seen", (Edit(_CALLER, "spec=known.spec.with_short_hashes", "spec=known.spec"),), OFFERED),
     Mutant(

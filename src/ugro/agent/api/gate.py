@@ -115,7 +115,7 @@ class SocketCallers:
         if isinstance(peer := scope.get("client"), Peer):
             scope[CALLER] = caller = self._team.peer(peer.uid, peer[1], is_of_team=self._is_of_team)
             if self._is_of_team:
-                scope[CONNECTION].identify(is_known=caller is not None)
+                scope[CONNECTION].identify(caller.user if caller is not None else None)
         await self._app(scope, receive, send)
 
 
