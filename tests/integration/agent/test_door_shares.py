@@ -1,4 +1,4 @@
-"""What one user can take of the HTTPS API and the dashboard: a share of their connections. Real sockets."""
+"""What one user can take of the HTTPS API and the dashboard, and say about themselves. Real sockets."""
 
 from __future__ import annotations
 
@@ -49,27 +49,50 @@ async def dashboard(agent: Agent, api: FastAPI, folder: Path) -> tuple[ASGIApp, 
     return app, "/live", [signed_in(f"c={tokens.sessions.begin(time.time(), user)}") for user in (MEMBER, "")]
 
 
-@pytest.mark.parametrize("opened_by", [https_api, dashboard])
-def test_one_user_does_not_shut_out_the_others(tmp_path: Path, opened_by: Opened) -> None:
-    async def scenario(agent: Agent, api: FastAPI) -> None:
-        app, stream, (member, owner) = await opened_by(agent, api, tmp_path)
-        server = make_server(app, None, None)
+Scenario = Callable[[int, Agent, str, list[dict[str, str]]], Awaitable[None]]
+
+
+def with_door(folder: Path, opened_by: Opened, scenario: Scenario) -> None:
+    """``scenario`` gets the port, a stream's path, and what a member and the owner send to show who they are."""
+
+    async def serve(agent: Agent, api: FastAPI) -> None:
+        app, stream, users = await opened_by(agent, api, folder)
         with listen("127.0.0.1", 0, may_move=False) as listener:
-            door = asyncio.create_task(Door(server, FEW).serve(listener))
-            port = listener.getsockname()[1]
-            opened = [await status_of(port, stream, member) for _ in range(4)]
-            assert [status for status, _ in opened] == [200, 200, 200, 503]
-            opened.append(await status_of(port, stream, owner))
-            assert opened[-1][0] == 200, "others have theirs"
-            opened[0][1].close()
-            while (again := await status_of(port, stream, member))[0] == 503:  # until the agent has seen it
-                opened.append(again)
-            for _, writer in (*opened, again):
-                writer.close()
+            door = asyncio.create_task(Door(make_server(app, None, None), FEW).serve(listener))
+            await scenario(listener.getsockname()[1], agent, stream, users)
             door.cancel()
 
     async def main() -> None:
-        async with running_agent(tmp_path, CLUSTER) as (agent, api), asyncio.timeout(2 * _ANSWER_S):
-            await scenario(agent, api)
+        async with running_agent(folder, CLUSTER) as (agent, api), asyncio.timeout(2 * _ANSWER_S):
+            await serve(agent, api)
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("opened_by", [https_api, dashboard])
+def test_one_user_does_not_shut_out_the_others(tmp_path: Path, opened_by: Opened) -> None:
+    async def scenario(port: int, agent: Agent, stream: str, users: list[dict[str, str]]) -> None:
+        member, owner = users
+        opened = [await status_of(port, stream, member) for _ in range(4)]
+        assert [status for status, _ in opened] == [200, 200, 200, 503]
+        opened.append(await status_of(port, stream, owner))
+        assert opened[-1][0] == 200, "others have theirs"
+        opened[0][1].close()
+        while (again := await status_of(port, stream, member))[0] == 503:  # until the agent has seen that it left
+            opened.append(again)
+        for _, writer in (*opened, again):
+            writer.close()
+
+    with_door(tmp_path, opened_by, scenario)
+
+
+def test_nobody_says_which_address_they_come_from(tmp_path: Path) -> None:
+    async def scenario(port: int, agent: Agent, stream: str, users: list[dict[str, str]]) -> None:
+        claims = {"x-forwarded-for": "192.0.2.7", "x-forwarded-proto": "https"}
+        status, writer = await status_of(port, "/api/v1/whoami", {**users[0], **claims})
+        writer.close()
+        assert status == 200
+        [used] = [one for one in agent.tokens.listed(person("root", Role.ADMIN)) if one.user == MEMBER]
+        assert used.last_used_by == "127.0.0.1"
+
+    with_door(tmp_path, https_api, scenario)

@@ -142,6 +142,32 @@ def test_a_private_job_is_hidden_everywhere(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
+def test_a_job_runs_after_one_that_its_user_may_see(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_agent(tmp_path) as (_, api):
+            assert (await submitted(api, BOB, "train"))["id"] == 1
+            assert (await submitted(api, ANN, "train", private=True))["id"] == 2
+            assert (await submitted(api, ANN, "secret", private=True))["id"] == 3
+            for caller, first in ((BOB, 1), (ANN, 2)):
+                made = await submitted(api, caller, f"of-{caller.user}", after="train")
+                assert made["spec"]["after"]["ok"] == [first], caller.user
+            for hidden in ("secret", "2"):
+                found = await ask(api, "POST", "/v1/jobs", caller=BOB, body=job("x", after=hidden))
+                assert refused(found, "config"), found.body
+                assert b"there is no job" in found.body
+
+    asyncio.run(scenario())
+
+
+def test_a_list_of_jobs_has_an_end(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_agent(tmp_path) as (_, api):
+            assert refused(await ask(api, "GET", "/v1/jobs?limit=1001", caller=VIEWER), "usage")
+            assert (await ask(api, "GET", "/v1/jobs?limit=1000", caller=VIEWER)).status == 200
+
+    asyncio.run(scenario())
+
+
 def test_values_of_an_environment_are_for_their_owner_alone(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_agent(tmp_path) as (_, api):

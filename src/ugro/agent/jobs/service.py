@@ -13,9 +13,10 @@ from ugro.agent.artifacts.inline_logs import SmallLogs
 from ugro.agent.artifacts.log_stream import LogStream, Selection, agent_stops
 from ugro.agent.engine.reconciler import Engine
 from ugro.agent.jobs.dry_run import DryRunner, Previewer
+from ugro.agent.jobs.lookup import VisibleJobs
 from ugro.agent.jobs.quota_gate import QuotaGate
 from ugro.agent.jobs.submission import Needs, SubmissionReader, Submit, Taken
-from ugro.agent.support.caller import caller, expect_visible, viewer
+from ugro.agent.support.caller import caller, viewer
 from ugro.agent.support.change_signal import ChangeSignal
 from ugro.agent.support.crashpoint import point
 from ugro.agent.tracking.scheduler_input import SchedulerInput
@@ -66,6 +67,7 @@ class JobService:
         self._jobs = jobs = store.jobs
         self._listing = store.listing
         self._visibility = store.visibility
+        self._visible = VisibleJobs(store)
         self._small = small
         self._engine = engine
         self._scheduler_input = scheduler_input
@@ -272,7 +274,7 @@ class JobService:
     async def find(self, word: str) -> Job:
         """Of the jobs that the caller may see."""
         try:
-            return await self._find(word)
+            return await self._visible.find(word)
         except NotFound as error:
             if is_number(word) or word == "last":
                 raise
@@ -280,13 +282,6 @@ class JobService:
             names = dict.fromkeys(job.spec.name for job in await self._listing.page(listed))
             near = difflib.get_close_matches(word, names, n=1)
             raise NotFound(error.message, hint=f"did you mean {near[0]}?" if near else error.hint) from error
-
-    async def _find(self, word: str, without: Collection[int] = ()) -> Job:
-        if (who := viewer()) is None:
-            return await self._jobs.find(word, without)
-        if is_number(word):
-            return expect_visible(await self._jobs.find(word), word)
-        return await self._visibility.find(word, who, without)
 
     async def known(self, numbers: Sequence[int]) -> Collection[int]:
         """Those of the jobs that exist and that the caller may see; in one query, because there may be a thousand."""
@@ -309,7 +304,7 @@ class JobService:
 
     async def _newest_other(self, name: str, taken: Collection[int]) -> Job:
         try:
-            return await self._find(name, taken)
+            return await self._visible.find(name, taken)
         except NotFound:
             job = await self.find(name)
         raise _same(job, f"it is the only job named {name}")
