@@ -159,6 +159,21 @@ def test_a_job_runs_after_one_that_its_user_may_see(tmp_path: Path) -> None:
     asyncio.run(scenario())
 
 
+def test_what_a_job_waits_for_is_said_without_the_numbers_of_private_jobs(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_agent(tmp_path) as (_, api):
+            assert (await submitted(api, ANN, "secret", private=True))["id"] == 1
+            was_operator = person("bob", Role.OPERATOR)
+            await submitted(api, was_operator, "mine", after=1)
+            for caller, said in ((BOB, "runs after a private job"), (was_operator, "runs after job 1")):
+                for path in ("/v1/jobs/2", "/v1/jobs/2/why", "/v1/jobs"):
+                    found = await ask(api, "GET", path, caller=caller)
+                    assert said in found.body.decode(), (path, caller, found.body)
+            assert (await ask(api, "GET", "/v1/jobs/2/why", caller=BOB)).document["blocked_by"] == []
+
+    asyncio.run(scenario())
+
+
 def test_a_list_of_jobs_has_an_end(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_agent(tmp_path) as (_, api):

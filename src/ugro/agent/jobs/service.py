@@ -16,7 +16,7 @@ from ugro.agent.jobs.dry_run import DryRunner, Previewer
 from ugro.agent.jobs.lookup import VisibleJobs
 from ugro.agent.jobs.quota_gate import QuotaGate
 from ugro.agent.jobs.submission import Needs, SubmissionReader, Submit, Taken
-from ugro.agent.support.caller import caller, viewer
+from ugro.agent.support.caller import caller, sees, viewer
 from ugro.agent.support.change_signal import ChangeSignal
 from ugro.agent.support.crashpoint import point
 from ugro.agent.tracking.scheduler_input import SchedulerInput
@@ -31,6 +31,7 @@ from ugro.policy.scheduling.cluster_view import ClusterView
 from ugro.policy.scheduling.decision import Start, Wait
 from ugro.policy.scheduling.scheduler import Explanation
 from ugro.policy.scheduling.why import Why, why
+from ugro.policy.wording import without_numbers
 from ugro.store.database import Store
 from ugro.store.listing import Listed
 from ugro.store.submissions import About
@@ -112,7 +113,7 @@ class JobService:
         if isinstance(spec, Needs):
             return spec
         await self._check([(spec, submit.user)])
-        found = await self._previews.dry_run(spec, submit.user)
+        found = await self._dry_run(spec, submit.user)
         predicted = await self._submitting.predict(spec, found.placement)
         memory = await self._submitting.memory(spec, found.placement)
         return replace(found, snapshot=next(iter(taken.values()), None), prediction=predicted, memory=memory)
@@ -142,20 +143,24 @@ class JobService:
     async def preview(self, spec: JobSpec, user: str) -> DryRun:
         """Where it would start now. Raises Unsatisfiable or NotAllowed if it never could."""
         await self._check([(spec, user)])
-        return await self._previews.dry_run(spec, user)
+        return await self._dry_run(spec, user)
+
+    async def _dry_run(self, spec: JobSpec, user: str) -> DryRun:
+        found = await self._previews.dry_run(spec, user)
+        return replace(found, reason=self._for_caller(found.reason))
 
     @property
     def changed(self) -> ChangeSignal:
         """Some job has moved."""
         return self._engine.changed
 
-    async def submit_made(self, spec: JobSpec, user: str, key: str) -> Job:
-        """Submits a job that the agent itself has made."""
+    async def submit_made(self, spec: JobSpec, user: str, key: str, *, is_asked: bool = False) -> Job:
+        """Submits a job that the agent itself has made. ``is_asked``: a person wants it now, as any other."""
         self._engine.safe_mode.check("and takes no jobs")
         self._submitting.expect_stored(spec)
         await self._check([(spec, user)])
         # What the agent makes waits in its own queue until there is something for it to do.
-        return (await self._put([(spec, Submit(user, key))], is_limited=False))[0]
+        return (await self._put([(spec, Submit(user, key))], is_limited=is_asked))[0]
 
     async def _check(self, wanted: Sequence[tuple[JobSpec, str]]) -> None:
         """Raises Unsatisfiable for what no node could ever run, and NotAllowed for what a quota never allows."""
@@ -269,7 +274,16 @@ class JobService:
 
     async def with_reasons(self, jobs: Sequence[Job]) -> list[Job]:
         """The same jobs; those that wait or are made ready have that as their reason."""
-        return [self._prepared(job) for job in await self._reasons.added_to(jobs)]
+        found = [self._prepared(job) for job in await self._reasons.added_to(jobs)]
+        return found if viewer() is None else [replace(job, reason=self._for_caller(job.reason)) for job in found]
+
+    def _for_caller(self, text: str) -> str:
+        """Without the numbers of private jobs of others that wait or hold something now."""
+        return text if viewer() is None else without_numbers(text, self._is_hidden)
+
+    def _is_hidden(self, number: int) -> bool:
+        job = self._engine.live.get(number)
+        return job is not None and not sees(job)
 
     async def find(self, word: str) -> Job:
         """Of the jobs that the caller may see."""
@@ -327,7 +341,7 @@ class JobService:
             return Why(job.id, "it is being cancelled")
         if live.get(job.id) is None:
             job = await self._jobs.get(job.id)  # it may have ended meanwhile
-        found = why(replace(view, ended={job.id: job.state}), job.id, live.queue)
+        found = why(replace(view, ended={job.id: job.state}), job.id, live.queue, self._is_hidden)
         offset_s = self._scheduler_input.clock.reading().now.offset_s
         if found.quota_until is not None:
             found = replace(found, quota_until=found.quota_until + offset_s)

@@ -43,6 +43,7 @@ from ugro.core.service import (
 from ugro.core.support import clock
 from ugro.policy.serving.engines import DEFAULT, RAY_SERVE, Engine, check_words, command_of, engine_named
 from ugro.policy.serving.requests import only_one
+from ugro.policy.wording import PRIVATE_JOB
 from ugro.store.services import ServiceStore, name_taken
 from ugro.workloads.service_jobs import KEY_VARIABLES
 
@@ -231,6 +232,8 @@ class Creation:
                 raise NotFound(f"{folder}: no such file or folder", hint=_EXAMPLE)
             return await asyncio.to_thread(described, folder.resolve()), str(folder), folder.resolve().stem
         job = await self._jobs.find(word)
+        if job.spec.private:  # a service, where it came from and what happens to it are for all to see
+            return await self._of_job(job, path), PRIVATE_JOB, ""
         return await self._of_job(job, path), f"job {job.id} {job.spec.name}", job.spec.name
 
     async def _of_job(self, job: Job, path: str | None) -> ModelFolder:

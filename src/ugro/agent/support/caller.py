@@ -40,12 +40,8 @@ def viewer() -> str | None:
 
 
 def sees(job: Job) -> bool:
-    return may_see(job.user, is_private=job.spec.private)
-
-
-def may_see(user: str, *, is_private: bool) -> bool:
     asks = caller()
-    return asks is None or asks.may_see(user, is_private=is_private)
+    return asks is None or asks.may_see(job.user, is_private=job.spec.private)
 
 
 def visible(jobs: Iterable[Job]) -> list[Job]:
