@@ -79,9 +79,9 @@ class Sessions:
         is_valid = now < self._known.get(name, (0.0, ""))[0] <= now + COOKIE_LIFETIME_S + _CLOCK_S
         return name if is_valid else None
 
-    def user_of(self, name: str) -> str:
-        """Whose the session is; empty: the agent's owner's."""
-        return self._known[name][1]
+    def user_of(self, name: str) -> str | None:
+        """Whose the session is; empty: the agent's owner's; None: it has ended."""
+        return self._known[name][1] if name in self._known else None
 
     def end(self, name: str) -> None:
         self._known.pop(name, None)

@@ -13,7 +13,7 @@ _SERVICES = "src/ugro/agent/services/service.py"
 _SWEEPS = "src/ugro/agent/sweep/service.py"
 
 ROLES = ("tests/integration/agent/test_roles.py",)
-OWN = ("tests/integration/agent/test_own_jobs.py",)
+OWN = ("tests/integration/agent/test_own_jobs.py", "tests/integration/agent/test_own_routes.py")
 THINGS = ("tests/integration/agent/test_own_things.py",)
 TOKENS = ("tests/unit/agent/test_identity.py",)
 OFFERED = ("tests/integration/agent/test_offered_files.py",)
@@ -29,6 +29,11 @@ MUTANTS = (
     Mutant(
         "a token has more than its user",
         (Edit("src/ugro/agent/ops/team.py", "least(role, token.role)", "token.role"),),
+        ROLES,
+    ),
+    Mutant(
+        "a stream goes on with a role that its user has no more",
+        (Edit("src/ugro/agent/api/while_allowed.py", " or not found.role.covers(caller.role)", ""),),
         ROLES,
     ),
     Mutant("an expired token is accepted", (Edit(_IDENTITY, " and now < self.expires_at", ""),), ROLES),
@@ -79,7 +84,7 @@ MUTANTS = (
     Mutant("whole hashes are seen", (Edit(_CALLER, "spec=known.spec.with_short_hashes", "spec=known.spec"),), OFFERED),
     Mutant(
         "a user id without a name is a member",
-        (Edit("src/ugro/agent/ops/team.py", "(str(uid) if shares else None)", "str(uid)"),),
+        (Edit("src/ugro/agent/ops/team.py", "self.names.of(uid) if not", "self.names.of(uid) or str(uid) if not"),),
         OFFERED,
     ),
     Mutant("what was sent is everybody's", (Edit(_OFFERS, "self._known.get(user)", 'self._known.get("ann")'),), OFFERS),

@@ -13,7 +13,6 @@ import pytest
 from ugro.agent.api.access_rules import PAGES, RULES, Access, Kind, check_owner, check_role
 from ugro.agent.api.audit_rules import rule_for
 from ugro.agent.artifacts.job_folder import write_config
-from ugro.agent.ops.team import UserNames
 from ugro.agent.ops.tokens import LONGEST_S, MOST_LISTED, PREFIX, Tokens
 from ugro.agent.recipes.model_files import path_of
 from ugro.agent.support.caller import (
@@ -165,22 +164,6 @@ def test_whole_hashes_of_code_and_folders_are_for_the_jobs_user_alone(tmp_path: 
     assert code[:12] in written
     assert code not in written, "the file is among the results that others see"
     assert tree not in written
-
-
-def test_what_a_user_id_is_called_is_asked_again_after_a_while() -> None:
-    accounts, now, asked = {1001: "ann"}, [0.0], list[int]()
-
-    def look(uid: int) -> str | None:
-        asked.append(uid)
-        return accounts.get(uid)
-
-    names = UserNames(look, lambda: now[0])
-    assert (names.of(1001), names.of(1002)) == ("ann", None)
-    accounts.update({1001: "bob", 1002: "cho"})
-    now[0] = 29.0
-    assert (names.of(1001), names.of(1002), asked) == ("ann", None, [1001, 1002])
-    now[0] = 30.0
-    assert (names.of(1001), names.of(1002)) == ("bob", "cho"), "the id of an account that went is another's"
 
 
 def in_own_context(scenario: Callable[[], None]) -> None:
