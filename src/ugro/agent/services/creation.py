@@ -76,6 +76,15 @@ class _What:
 
 
 @dataclass(frozen=True, slots=True)
+class Read:
+    """What a request asks for; nothing is chosen yet."""
+
+    draft: ServiceDraft
+    what: _What
+    revision: Revision
+
+
+@dataclass(frozen=True, slots=True)
 class Prepared:
     """Not recorded yet."""
 
@@ -97,17 +106,25 @@ class Creation:
         section = _draft(request).section
         return section.engine == RAY_SERVE and section.cluster is None
 
-    async def prepare(self, request: ServiceRequest) -> Prepared | Needs:
+    async def read(self, request: ServiceRequest) -> Read | Needs:
+        """What it asks for. May take long."""
         draft = _draft(request)
         what = await self._what(draft, request)
-        if (problem := name_problem(what.name)) is not None:
-            raise problem
-        if await self._services.is_taken(what.name):  # said before that its port is taken
-            raise name_taken(what.name)
+        await self._expect_name(what.name)
         made = await self._revision(what, request)
-        if isinstance(made, Needs):
-            return made
-        made, ray, cluster = await self._on_ray(draft, what, made, request.submit.user)
+        return made if isinstance(made, Needs) else Read(draft, what, made)
+
+    async def _expect_name(self, name: str) -> None:
+        if (problem := name_problem(name)) is not None:
+            raise problem
+        if await self._services.is_taken(name):  # said before that its port is taken
+            raise name_taken(name)
+
+    async def prepare(self, request: ServiceRequest, read: Read) -> Prepared:
+        """One at a time: what it gets depends on what the others have."""
+        draft, what = read.draft, read.what
+        await self._expect_name(what.name)  # another may have got it meanwhile
+        made, ray, cluster = await self._on_ray(draft, what, read.revision, request.submit.user)
         spec = _spec(what.name, draft.section, what.engine)
         placement = await self._jobs.place_idle(made.job)  # what can never run is refused now
         everywhere = await self._everywhere(made.job)
