@@ -61,7 +61,7 @@ def test_a_submission_without_a_key_is_refused_and_not_taken_for_that_of_another
         ("/v1/jobs", nameless),
         ("/v1/jobs/batch", {"jobs": [nameless]}),
         ("/v1/jobs/1/retry", {"key": "", "user": ""}),
-        ("/v1/sweeps", {"submit": nameless, "document": {}, "budget": {}}),
+        ("/v1/sweeps", {"submit": nameless}),
         ("/v1/sweeps/1/launch", {"key": "", "user": ""}),
         ("/v1/services", {"submit": nameless, "model": "gpt2"}),
     )
