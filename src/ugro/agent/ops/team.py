@@ -32,9 +32,9 @@ class Team:
         ``is_of_team``: of the team's socket, which the kernel lets only members of the group open.
         """
         shares = uid in (self.uid, ROOT)
+        user = await self.names.of(uid) if not shares else self.owner if uid == self.uid else self._root
         if not shares and not (is_of_team and self.group is not None):
             return None
-        user = await self.names.of(uid) if not shares else self.owner if uid == self.uid else self._root
         if user is None:  # roles are given to names: without one, default_role could be more than theirs
             return None
         role = Role.ADMIN if shares else self._role_of_member(user)
