@@ -124,3 +124,8 @@ async def _run(app: ASGIApp, scope: Scope, receive: Receive, send: Send) -> None
 
 def person(user: str, role: Role, **more: bool) -> Caller:
     return Caller(user, role, "a test", **more)
+
+
+async def nobody(user: str, via: str) -> Caller | None:
+    """For a dashboard that nobody may use."""
+    return None

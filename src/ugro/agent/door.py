@@ -45,6 +45,7 @@ _FULL = (
 class DoorLimits:
     connections: int = 400
     of_one_peer: int | None = None  # of them
+    of_one_user: int | None = 100  # of them, once a request has shown who asks
     strangers: int = 100
     stranger_s: float = 10.0  # from the connection to a request that shows who asks
     head_s: float = 10.0  # from an answer to the next complete head
@@ -69,6 +70,7 @@ class Connection(H11Protocol):
         self.peer = peer
         self.descriptor = descriptor
         self.is_known = False
+        self.user: str | None = None  # who is known
         self.is_open = False
         self.began = self.since = time.monotonic()
         self.opening: asyncio.Task[Any] | None = None
@@ -83,11 +85,16 @@ class Connection(H11Protocol):
         self.is_open = True
         super().connection_made(transport)
 
-    def identify(self, *, is_known: bool) -> None:
-        """By its newest request. Somebody who has signed out gets a stranger's time again."""
-        if self.is_known and not is_known:
+    def identify(self, user: str | None) -> bool:
+        """By its newest request; None: a stranger. False: this user has as many connections as one may have.
+
+        Somebody who has signed out gets a stranger's time again.
+        """
+        if self.is_known and user is None:
             self.began = time.monotonic()
-        self.is_known = is_known
+        self.user = user
+        self.is_known = user is not None and self._door.makes_room(self)
+        return user is None or self.is_known
 
     async def _run(self, app: Any, scope: Scope, receive: Receive, send: Send) -> None:
         self.since = time.monotonic()
@@ -210,6 +217,14 @@ class Door:
             self.left(connection)
             accepted.close()
 
+    def makes_room(self, connection: Connection) -> bool:
+        """For one more of its user, whom its request has shown: an idle one of theirs goes."""
+        others = (one for one in self._inside if one.is_known and one is not connection)
+        goes = exceeding([one for one in others if one.user == connection.user], self.limits.of_one_user)
+        for one in goes or ():
+            one.end()
+        return goes is not None
+
     def left(self, connection: Connection) -> None:
         self._inside.pop(connection, None)
 
@@ -261,6 +276,11 @@ def leaving(inside: Sequence[G], limits: DoorLimits, peer: str = "", *, is_tight
     if not is_tight and len(inside) < limits.connections:
         return []
     return _idle(inside)
+
+
+def exceeding(own: Sequence[G], most: int | None) -> list[G] | None:
+    """Who of one user's leaves so that one more of theirs has room; None: nobody does, there is no room."""
+    return [] if most is None or len(own) < most else _idle(own)
 
 
 def _idle(guests: Sequence[G]) -> list[G] | None:

@@ -47,6 +47,7 @@ def socket_server(agent: Agent, api: FastAPI, *, is_of_team: bool = False) -> Se
             known,
             http=LocalProtocol,
             ws="none",
+            proxy_headers=False,
             log_config=None,
             lifespan="off",
             timeout_graceful_shutdown=_GOODBYE_S,

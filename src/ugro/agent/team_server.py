@@ -31,7 +31,7 @@ from ugro.core.support.state_dir import team_socket
 log = logging.getLogger(__name__)
 
 # A body may come over a slow link, by ``ugro relay``. Each connection of a tunnel is one here.
-LIMITS = DoorLimits(connections=1000, of_one_peer=200, body_s=300.0, streams=STREAMS)
+LIMITS = DoorLimits(connections=1000, of_one_peer=200, of_one_user=None, body_s=300.0, streams=STREAMS)
 _BACKLOG = 1024  # a member must not wait because a crowd of another came before
 _POLL_S = 0.5
 _FOLDER_MODE = 0o750

@@ -188,10 +188,10 @@ def _inform_health(base: Base, engine: Engine, watch: RunTracker) -> None:
 
 
 def _job_service(base: Base, footing: _Footing, engine: Engine) -> tuple[JobService, Forecasts]:
-    jobs, scheduler_input = base.store.jobs, footing.scheduler_input
-    cache = ResultCache(jobs, footing.environments, footing.python_envs)
+    scheduler_input = footing.scheduler_input
+    cache = ResultCache(base.store.jobs, footing.environments, footing.python_envs)
     forecasts = Forecasts(base.store.trials, base.store.hardware, base.cluster, scheduler_input.facts)
-    submitting = SubmissionReader(jobs, scheduler_input, base.cluster, footing.code, cache, forecasts)
+    submitting = SubmissionReader(base.store, scheduler_input, base.cluster, footing.code, cache, forecasts)
     submitting.envs = footing.python_envs
     return JobService(base.store, engine, scheduler_input, footing.logs, footing.planner, submitting), forecasts
 

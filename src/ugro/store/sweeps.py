@@ -57,9 +57,9 @@ class SweepStore:
             raise NotFound(f"there is no sweep {number}", hint="see: ugro sweep ls")
         return _sweep(row)
 
-    async def newest(self, limit: int) -> list[Sweep]:
-        query = "SELECT * FROM sweeps ORDER BY id DESC LIMIT ?"
-        return [_sweep(row) for row in await self._database.run(lambda db: db.execute(query, (limit,)).fetchall())]
+    async def newest(self, limit: int, viewer: str | None = None) -> list[Sweep]:
+        """Among those that this user may see; None: all."""
+        return await self._database.run(lambda db: list(islice(_newest(db, viewer), limit)))
 
     async def unfinished(self) -> list[Sweep]:
         """Those that run, or have trials that have not ended."""

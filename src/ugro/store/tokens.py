@@ -9,7 +9,7 @@ from ugro.core.identity import ApiToken, Role
 from ugro.store.connection import Connection, Row
 from ugro.store.engine import Database
 
-MOST_VALID = 1000  # of all users
+MOST_VALID = 100  # of one user: nobody keeps others from having theirs
 
 
 class TokenStore:
@@ -22,7 +22,7 @@ class TokenStore:
         return [(str(row["hash"]), _token(row)) for row in rows]
 
     async def add(self, new: ApiToken, digest: str) -> ApiToken:
-        """With its number. Raises NotAllowed if its user has a valid one of that name."""
+        """With its number. Raises NotAllowed if its user has a valid one of that name, or too many."""
         return await self._database.run(lambda db: _add(db, new, digest))
 
     async def revoke(self, number: int, now: str) -> None:
@@ -44,9 +44,10 @@ def _add(db: Connection, new: ApiToken, digest: str) -> ApiToken:
         raise NotAllowed(
             f"you have a token {new.name!r} already", hint=f"choose another name, or: ugro token revoke {new.name}"
         )
-    count = db.execute(f"SELECT COUNT(*) AS count FROM tokens WHERE {valid}", (new.created_at,)).fetchone()["count"]
+    counting = f"SELECT COUNT(*) AS count FROM tokens WHERE user_name = ? AND {valid}"
+    count = db.execute(counting, (new.user, new.created_at)).fetchone()["count"]
     if count >= MOST_VALID:
-        raise NotAllowed(f"there are {count} valid tokens, which is the most", hint="revoke some: ugro token ls")
+        raise NotAllowed(f"you have {count} valid tokens, which is the most", hint="revoke some: ugro token ls")
     row = db.execute(
         "INSERT INTO tokens (name, user_name, role, hash, created_at, expires_at) "
         "VALUES (?, ?, ?, ?, ?, ?) RETURNING *",

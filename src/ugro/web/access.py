@@ -8,8 +8,9 @@ cluster.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -19,6 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ugro.agent.api.body_limit import BodyLimit
 from ugro.agent.api.gate import CALLER
+from ugro.agent.api.while_allowed import while_allowed
 from ugro.agent.door import CONNECTION, Connection
 from ugro.config.dashboard import Dashboard
 from ugro.core.identity import Caller
@@ -44,7 +46,7 @@ _HEADERS = {
 }
 
 
-WhoSigned = Callable[[str, str], Caller | None]  # by a user, and from where
+WhoSigned = Callable[[str, str], Awaitable[Caller | None]]  # by a user, and from where
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +81,16 @@ class AccessControl:
         guarded = _with_headers(send, is_static=scope["path"].startswith("/static/"))
         headers = Headers(scope=scope)
         session = self._session(headers)
-        scope[CALLER] = caller = self._caller(scope, session)
+        scope[CALLER] = caller = await self._caller(scope, session)
         session = session if caller is not None else None
-        _identify(scope.get(CONNECTION), is_known=session is not None)
+        connection: Connection | None = scope.get(CONNECTION)
+        if connection is not None and not connection.identify(caller.user if caller is not None else None):
+            text = "you have too many connections open; close some tabs, or try again later\n"
+            await PlainTextResponse(text, 503, {"connection": "close"})(scope, receive, guarded)
+            return
         scope[SESSION] = session
+        if caller is not None:
+            guarded = while_allowed(guarded, caller, partial(self._caller, scope, session))
         if (problem := self._problem(scope, headers)) is not None:
             await PlainTextResponse(f"{problem}\n", 403)(scope, receive, guarded)
         elif _signs_in(scope):
@@ -116,16 +124,18 @@ class AccessControl:
         return tokens.sessions.find(cookies.get(self._settings.cookie_name, ""), time.time())
 
 
-    def _caller(self, scope: Scope, session: str | None) -> Caller | None:
+    async def _caller(self, scope: Scope, session: str | None) -> Caller | None:
         if session is None:
             return None
         client = scope.get("client")
         address = client[0] if client else "unknown address"
         if session == PROGRAM:
-            return self._settings.caller("", f"dashboard token, {address}")
+            return await self._settings.caller("", f"dashboard token, {address}")
         # A session's name in the audit log is of no use without its cookie.
         user = self._settings.tokens.sessions.user_of(session)
-        return self._settings.caller(user, f"browser, {address}, session {session[:8]}")
+        if user is None:
+            return None
+        return await self._settings.caller(user, f"browser, {address}, session {session[:8]}")
 
 
 def _signs_in(scope: Scope) -> bool:
@@ -133,11 +143,6 @@ def _signs_in(scope: Scope) -> bool:
     if scope["path"] == "/login":
         return scope["method"] in ("GET", "POST")
     return scope["path"] in _SIGN_IN_FILES and scope["method"] in _READING
-
-
-def _identify(connection: Connection | None, *, is_known: bool) -> None:
-    if connection is not None:
-        connection.identify(is_known=is_known)
 
 
 def may_launch(settings: Dashboard) -> bool:

@@ -11,6 +11,7 @@ import base64
 import binascii
 import contextlib
 import logging
+from functools import partial
 
 from fastapi import FastAPI
 from starlette.datastructures import Headers, MutableHeaders
@@ -22,8 +23,8 @@ from ugro.agent.api.audit_trail import REFUSED, AuditTrail, now
 from ugro.agent.api.body_limit import BodyLimit
 from ugro.agent.api.gate import CALLER, who
 from ugro.agent.api.openapi import PREFIX, described
+from ugro.agent.api.while_allowed import while_allowed
 from ugro.agent.door import CONNECTION, Door
-from ugro.agent.ops.tokens import Tokens
 from ugro.config.team import Api
 from ugro.core.audit import AuditEntry
 from ugro.core.errors import NotAllowed, NotFound, UgroError
@@ -138,9 +139,12 @@ class TokenGate:
         if scope["type"] != "http":
             return
         guarded = _with_headers(send)
-        token, caller = self._caller(scope)
-        if (connection := scope.get(CONNECTION)) is not None:
-            connection.identify(is_known=caller is not None)
+        token, caller = await self._caller(scope)
+        connection = scope.get(CONNECTION)
+        if connection is not None and not connection.identify(caller.user if caller is not None else None):
+            crowded = NotAllowed("you have too many connections open", hint="close some, or try again later")
+            await _error(crowded, 503, {"connection": "close"})(scope, receive, guarded)
+            return
         if token is None or caller is None:
             await self._refuse(scope)(scope, receive, guarded)
             return
@@ -152,12 +156,16 @@ class TokenGate:
             error = NotFound("no such address", hint=f"the API is below {PREFIX}/v1/, and described at {DOCS}")
             await _error(error, 404)(scope, receive, guarded)
         else:
-            await self._app(_inner(scope), receive, _while_valid(guarded, self._agent.tokens, token.id))
+            now = partial(self._now, token, _address(scope))
+            await self._app(_inner(scope), receive, while_allowed(guarded, caller, now))
 
-    def _caller(self, scope: Scope) -> tuple[ApiToken | None, Caller | None]:
+    async def _caller(self, scope: Scope) -> tuple[ApiToken | None, Caller | None]:
         given, address = _given_token(scope), _address(scope)
         token = self._agent.tokens.check(given, address) if given is not None else None
-        return token, self._agent.team.token(token, address) if token is not None else None
+        return token, await self._agent.team.token(token, address) if token is not None else None
+
+    async def _now(self, token: ApiToken, address: str) -> Caller | None:
+        return await self._agent.team.token(token, address) if self._agent.tokens.is_valid(token.id) else None
 
     def _refuse(self, scope: Scope) -> Response:
         if "authorization" in Headers(scope=scope):
@@ -205,20 +213,6 @@ def _inner(scope: Scope) -> Scope:
 
 def _error(error: UgroError, status: int, headers: dict[str, str] | None = None) -> Response:
     return Response(dumps({"error": error.to_wire()}), status, headers, media_type="application/json")
-
-
-def _while_valid(send: Send, tokens: Tokens, number: int) -> Send:
-    """A stream ends when its token does."""
-    is_over = False
-
-    async def sending(message: Message) -> None:
-        nonlocal is_over
-        if is_over:
-            return
-        is_over = message.get("more_body", False) and not tokens.is_valid(number)
-        await send({"type": "http.response.body", "body": b"", "more_body": False} if is_over else message)
-
-    return sending
 
 
 def _with_headers(send: Send) -> Send:

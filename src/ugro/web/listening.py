@@ -31,6 +31,7 @@ def make_server(app: ASGIApp, certificate_file: str | None, key_file: str | None
             lifespan="off",
             timeout_graceful_shutdown=_SHUTDOWN_GRACE_S,
             server_header=False,
+            proxy_headers=False,  # else a process on this machine says which address it comes from
             access_log=False,  # its lines would contain sign-in links
             ssl_certfile=certificate_file,
             ssl_keyfile=key_file,

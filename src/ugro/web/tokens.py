@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import secrets
+from collections.abc import Mapping
 from pathlib import Path
 
 log = logging.getLogger(__name__)
@@ -15,8 +16,9 @@ log = logging.getLogger(__name__)
 LINK_LIFETIME_S = 600.0
 COOKIE_LIFETIME_S = 30 * 86400
 _CLOCK_S = 86400  # by how much this machine's clock may have been set back since
-_MOST_LINKS = 100
-_MOST_SESSIONS = 200
+# Of one user: nobody signs others out, or uses up their links.
+MOST_LINKS = 20
+MOST_SESSIONS = 50
 
 
 class Tokens:
@@ -28,8 +30,8 @@ class Tokens:
     def link(self, now: float, user: str = "") -> str:
         """A word that lets one browser in, once, within ``LINK_LIFETIME_S``, as this user; empty: the agent's owner."""
         self._links = {word: one for word, one in self._links.items() if one[0] > now}
-        while len(self._links) >= _MOST_LINKS:
-            del self._links[next(iter(self._links))]
+        for old in _oldest(self._links, user, MOST_LINKS):
+            del self._links[old]
         word = secrets.token_urlsafe(24)
         self._links[word] = (now + LINK_LIFETIME_S, user)
         return word
@@ -60,8 +62,10 @@ class Sessions:
     def begin(self, now: float, user: str = "") -> str:
         """The cookie of a new session of this user; empty: of the agent's owner."""
         cookie = secrets.token_urlsafe(32)
-        kept = [(name, one) for name, one in self._known.items() if one[0] > now]
-        self._known = dict(kept[-_MOST_SESSIONS + 1 :]) | {self._name(cookie): (now + COOKIE_LIFETIME_S, user)}
+        kept = {name: one for name, one in self._known.items() if one[0] > now}
+        for old in _oldest(kept, user, MOST_SESSIONS):
+            del kept[old]
+        self._known = kept | {self._name(cookie): (now + COOKIE_LIFETIME_S, user)}
         try:
             self._write()
         except OSError as error:
@@ -75,9 +79,9 @@ class Sessions:
         is_valid = now < self._known.get(name, (0.0, ""))[0] <= now + COOKIE_LIFETIME_S + _CLOCK_S
         return name if is_valid else None
 
-    def user_of(self, name: str) -> str:
-        """Whose the session is; empty: the agent's owner's."""
-        return self._known[name][1]
+    def user_of(self, name: str) -> str | None:
+        """Whose the session is; empty: the agent's owner's; None: it has ended."""
+        return self._known[name][1] if name in self._known else None
 
     def end(self, name: str) -> None:
         self._known.pop(name, None)
@@ -96,6 +100,12 @@ class Sessions:
         fresh = self._path.with_suffix(".new")
         _write_private(fresh, json.dumps(self._known))
         fresh.rename(self._path)
+
+
+def _oldest(known: Mapping[str, tuple[float, str]], user: str, most: int) -> list[str]:
+    """Those of this user that go, so that one more is no more than ``most``."""
+    own = [name for name, (_, whose) in known.items() if whose == user]
+    return own[: max(0, len(own) - most + 1)]
 
 
 def _read(path: Path) -> dict[str, tuple[float, str]]:

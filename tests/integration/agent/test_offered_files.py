@@ -12,7 +12,7 @@ from fastapi import FastAPI
 from tests.rig.identity import CLUSTER, MEMBER, Answer, ask, person, running_agent, signed_in
 from ugro.agent.agent import Agent
 from ugro.agent.api.remote import RemoteClients
-from ugro.agent.ops.team import NAMES
+from ugro.agent.ops.accounts import user_name
 from ugro.core.identity import Role
 from ugro.web.access import AccessSettings
 from ugro.web.app import create_web
@@ -123,12 +123,12 @@ def test_an_upload_has_no_more_than_it_announced(tmp_path: Path) -> None:
 
 def test_a_user_id_without_a_name_is_nobody(tmp_path: Path) -> None:
     """Roles are given to names: as a number it would have the role of all others, whatever its own is."""
-    uid = next(number for number in range(60_000, 65_000) if NAMES.of(number) is None)
+    uid = next(number for number in range(60_000, 65_000) if user_name(number) is None)
 
     async def scenario() -> None:
         async with running_agent(tmp_path) as (agent, _):
-            assert agent.team.peer(uid, 1, is_of_team=True) is None
-            owner = agent.team.peer(agent.team.uid, 1, is_of_team=False)
+            assert await agent.team.peer(uid, 1, is_of_team=True) is None
+            owner = await agent.team.peer(agent.team.uid, 1, is_of_team=False)
             assert owner is not None
             assert (owner.user, owner.role) == (agent.team.owner, Role.ADMIN)
 

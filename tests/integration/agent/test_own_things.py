@@ -12,7 +12,7 @@ from typing import Any
 
 from fastapi import Depends, FastAPI
 
-from tests.rig.identity import Answer, ask, person, running_agent
+from tests.rig.identity import CLUSTER, Answer, ask, person, running_agent
 from ugro.agent.agent import Agent
 from ugro.agent.api.access_rules import RULES
 from ugro.agent.api.app import answer_errors
@@ -25,7 +25,7 @@ from ugro.core.job import JobSpec
 from ugro.core.ray_cluster import ClusterState, ClusterWish, Head, RayCluster
 from ugro.core.service import DoorPlace, Revision, Service, ServiceSpec, ServiceState
 from ugro.core.support.codec import dumps
-from ugro.core.sweep import Budget, SweepState
+from ugro.core.sweep import Budget, SweepState, TrialState
 from ugro.store.sweeps import NewSweep
 
 ANN, BOB = person("ann", Role.USER), person("bob", Role.USER)
@@ -243,5 +243,41 @@ def test_a_private_sweep_is_nobody_elses_by_any_word(tmp_path: Path) -> None:
                 assert [await number(word, caller) for word in ("last", "hunt", "1", "2")] == [3, 3, 1, 2]
             near = await ask(api, "GET", "/v1/sweeps/secret-merge", caller=ANN)
             assert b"did you mean secret-merger?" in near.body
+
+    asyncio.run(scenario())
+
+
+def test_private_sweeps_of_others_do_not_fill_up_a_list(tmp_path: Path) -> None:
+    async def scenario() -> None:
+        async with running_agent(tmp_path) as (agent, api):
+            await agent.store.sweeps.create(sweep("k0", "of-bob", "bob"))
+            for number in range(3):
+                await agent.store.sweeps.create(sweep(f"k{number + 1}", "veiled", "ann", private=True))
+            for caller, names in ((BOB, ["of-bob"]), (ANN, ["veiled", "veiled"])):
+                found = (await ask(api, "GET", "/v1/sweeps?limit=2", caller=caller)).document["sweeps"]
+                assert [one["name"] for one in found] == names, caller.user
+
+    asyncio.run(scenario())
+
+
+def test_the_best_of_a_sweep_counts_as_a_job_that_waits(tmp_path: Path) -> None:
+    quotas = "quotas: {default: {queued_jobs: 1}}\n"
+    space = {**SPACE, "metric": {"name": "loss", "goal": "minimize"}}
+
+    async def scenario() -> None:
+        async with running_agent(tmp_path, CLUSTER + quotas) as (agent, api):
+            made = await agent.store.sweeps.create(sweep("k0", "mine", "ann", document=space))
+            trial = await agent.store.sweeps.add(made.id, (("mode", '"a"'),), [])
+            await agent.store.sweeps.put(made.id, replace(trial, state=TrialState.COMPLETE, best=1.0))
+
+            async def launch(key: str) -> Answer:
+                return await ask(api, "POST", "/v1/sweeps/mine/launch", caller=ANN, body={"user": "", "key": key})
+
+            first = await launch("k1")
+            assert first.status == 200, first.body
+            assert (await launch("k1")).document == first.document, "asked again, it is the same job"
+            refused = await launch("k2")
+            assert refused.kind == "not_allowed", refused.body
+            assert b"queued_jobs" in refused.body
 
     asyncio.run(scenario())

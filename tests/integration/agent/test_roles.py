@@ -18,18 +18,31 @@ import pytest
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
 from starlette.routing import BaseRoute
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tests.rig.identity import CLUSTER, MEMBER, Answer, ask, bearer, person, running_agent, signed_in, write_cluster
+from tests.rig.identity import (
+    CLUSTER,
+    MEMBER,
+    Answer,
+    ask,
+    bearer,
+    nobody,
+    person,
+    running_agent,
+    signed_in,
+    write_cluster,
+)
 from tests.rig.waiting import wait_until
 from ugro.agent.agent import Agent
 from ugro.agent.api.access_rules import PAGES, RULES, Access
+from ugro.agent.api.app import create_app
 from ugro.agent.ops.tokens import Tokens
 from ugro.agent.team_server import serve_team
 from ugro.core.cluster_file import ServedFile
 from ugro.core.identity import Role
 from ugro.core.support.state_dir import StateDir
 from ugro.web.access import AccessSettings
+from ugro.web.api_allowlist import is_allowed
 from ugro.web.api_server import DOCS, create_api
 from ugro.web.app import create_pages, create_web
 from ugro.web.site import Site
@@ -73,7 +86,7 @@ def test_every_route_states_its_role(tmp_path: Path) -> None:
 def test_every_page_states_its_role(tmp_path: Path) -> None:
     site = Site(Agent(StateDir(tmp_path), ServedFile(None)))
     tokens = DashboardTokens(tmp_path / "token")
-    app = create_pages(site, FastAPI(), AccessSettings(tokens, frozenset(), "c", lambda user, via: None))
+    app = create_pages(site, FastAPI(), AccessSettings(tokens, frozenset(), "c", nobody))
     assert stated(app.routes) == set(PAGES), "agent/api/access_rules.py states the role of each page"
 
 
@@ -156,14 +169,18 @@ def test_a_browser_that_is_not_signed_in_gets_no_page(tmp_path: Path) -> None:
 
 
 def test_a_browser_with_a_weaker_role_gets_nothing_that_needs_more(tmp_path: Path) -> None:
+    # All others are refused to every browser, whatever its role.
+    of_browsers = {route: rule for route, rule in RULES.items() if is_allowed(*request(route))}
+
     async def scenario() -> None:
         async with dashboard(tmp_path) as (agent, app, tokens):
             member = signed_in(f"c={tokens.sessions.begin(time.time(), MEMBER)}")
             for needed, weaker in _WEAKER.items():
                 await give(agent, tmp_path, weaker)
-                for route in needing(needed, {**PAGES, **RULES}):
+                for route in needing(needed, {**PAGES, **of_browsers}):
                     found = await ask(app, *request(route), headers=member)
                     assert found.status == 403, (route, weaker, found)
+                    assert f"needs the role {needed}".encode() in found.body, (route, weaker, found)
 
     asyncio.run(scenario())
 
@@ -291,6 +308,44 @@ def test_a_stream_ends_with_its_token(tmp_path: Path) -> None:
                 await asyncio.wait([following], timeout=0.2)
             assert (await following).status == 200
             assert (await ask(app, "GET", "/api/v1/whoami", headers=bearer(secret))).status == 401
+
+    asyncio.run(scenario())
+
+
+def announcing(app: ASGIApp, is_answered: asyncio.Event) -> ASGIApp:
+    """The same; the event is set when an answer begins."""
+
+    async def run(scope: Scope, receive: Receive, send: Send) -> None:
+        async def sending(message: Message) -> None:
+            is_answered.set()
+            await send(message)
+
+        await app(scope, receive, sending)
+
+    return run
+
+
+@pytest.mark.parametrize("becomes", [CLUSTER.replace("admin", "viewer"), "nodes: {here: {transport: local}}\n"])
+@pytest.mark.parametrize("is_browser", [False, True])
+def test_a_stream_ends_when_its_user_loses_the_role_it_was_opened_with(
+    tmp_path: Path, is_browser: bool, becomes: str
+) -> None:
+    async def scenario() -> None:
+        async with dashboard(tmp_path) as (agent, app, tokens):
+            if is_browser:
+                path, headers = "/live", signed_in(f"c={tokens.sessions.begin(time.time(), MEMBER)}")
+            else:
+                _, secret = await agent.tokens.create(person(MEMBER, Role.ADMIN), Role.ADMIN, 3600, "t")
+                app, path, headers = create_api(agent, create_app(agent)), "/api/v1/changes?after=0", bearer(secret)
+            is_open = asyncio.Event()
+            following = asyncio.create_task(ask(announcing(app, is_open), "GET", path, headers=headers))
+            await is_open.wait()
+            write_cluster(tmp_path, becomes)
+            await agent.cluster.look_again()
+            while not following.done():
+                await agent.store.jobs.note("test", "something to tell")
+                await asyncio.wait([following], timeout=0.2)
+            assert (await following).status == 200
 
     asyncio.run(scenario())
 

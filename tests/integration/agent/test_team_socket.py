@@ -20,7 +20,7 @@ from tests.rig.agent import AgentProcess, log_tail
 from tests.rig.identity import MEMBER
 from tests.rig.waiting import wait_until
 from ugro import Client
-from ugro.agent.ops.team import NAMES
+from ugro.agent.ops.accounts import user_name
 from ugro.agent.team_server import open_socket
 from ugro.core.agent import AgentStatus
 from ugro.core.code import Snapshot, SyncReport
@@ -119,7 +119,7 @@ def test_a_member_is_who_the_kernel_says_and_others_do_not_get_in(client: Client
 
 
 def expect_nobody_without_a_name(socket: str) -> None:
-    uid = next(number for number in range(60_000, 65_000) if NAMES.of(number) is None)
+    uid = next(number for number in range(60_000, 65_000) if user_name(number) is None)
     refused = ask(socket, uid, "GET", "/v1/whoami", group=MEMBER)
     assert refused is not None
     assert refused["error"]["message"].startswith(f"user id {uid} has no name on the agent's machine")

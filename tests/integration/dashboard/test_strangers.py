@@ -17,6 +17,7 @@ from playwright.sync_api import Browser, expect
 
 import ugro
 from tests.rig.browser import ONE_NODE, Dashboard, contexts, dashboards, is_live
+from tests.rig.identity import nobody
 from tests.rig.waiting import wait_until
 from tests.rig.web import Answer, ask, connect, cookie_of, own, sign_in
 from ugro.agent.agent import Agent
@@ -167,7 +168,7 @@ def test_all_tabs_know_when_one_signs_out(dashboard: Dashboard, browser: Browser
 def get_paths(tmp_path: Path) -> list[str]:
     """Of all routes of the dashboard, with something plausible where they have a gap."""
     site = Site(Agent(StateDir(tmp_path), ServedFile(None)))
-    access = AccessSettings(Tokens(tmp_path / "token"), frozenset(), "c", lambda user, via: None)
+    access = AccessSettings(Tokens(tmp_path / "token"), frozenset(), "c", nobody)
     app = create_pages(site, FastAPI(), access)
     routes = [route for route in app.routes if isinstance(route, APIRoute) and "GET" in (route.methods or ())]
     return [filled(route.path) for route in routes]

@@ -22,9 +22,10 @@ from tests.integration.sharing import commands
 from tests.rig.servers import Recorder, echo, flood, serving
 from tests.rig.sshd import SshdFarm
 from tests.rig.waiting import wait_until
+from ugro.agent.ops.tunnels import MOST_OF_NODE
 from ugro.client.client import Client
 from ugro.client.tunnel import Dialer, NodeStream
-from ugro.core.errors import NotFound, RemoteFailure, Unreachable, UsageError
+from ugro.core.errors import NotAllowed, NotFound, RemoteFailure, Unreachable, UsageError
 from ugro.core.job import JobState
 from ugro.remote import wire
 from ugro.remote.net import forward
@@ -271,14 +272,25 @@ def test_a_reader_that_does_not_read_holds_up_nobody_but_itself(client: Client) 
 def test_connections_over_one_link_are_bounded_and_a_free_place_is_used_again(client: Client) -> None:
     with serving(echo) as port, ExitStack() as stack:
         dial = Dialer(client, "n001", port)
-        streams = [stack.enter_context(dial()) for _ in range(forward.MOST)]
-        with pytest.raises(RemoteFailure, match=f"{forward.MOST} connections are forwarded"):
+        streams = [stack.enter_context(dial()) for _ in range(MOST_OF_NODE)]
+        with pytest.raises(NotAllowed, match=f"{MOST_OF_NODE} connections to n001 are open"):
             dial()
         streams[0].end()
         streams[0].wait_closed()
         with dial() as one_more:
             one_more.sendall(b"hello")
             assert one_more.recv() == b"hello"
+
+
+def test_the_node_program_has_a_bound_of_its_own(tmp_path: Path) -> None:
+    with serving(echo) as port, RawProgram(tmp_path) as program:
+        for number in range(1, forward.MOST + 1):
+            program.call(number, "net.connect", {"port": port})
+            assert program.frame()[:2] == (wire.CREDIT, number)
+        program.call(forward.MOST + 1, "net.connect", {"port": port})
+        kind, number, payload = program.frame()
+        assert (kind, number) == (wire.ERROR, forward.MOST + 1)
+        assert f"{forward.MOST} connections are forwarded" in wire.parse(payload)["message"]
 
 
 def test_the_node_program_takes_no_more_than_it_granted(tmp_path: Path) -> None:

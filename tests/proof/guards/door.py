@@ -37,6 +37,11 @@ MUTANTS = (
         UNITS,
     ),
     Mutant(
+        "one user may have all connections",
+        (Edit(_DOOR, "== connection.user], self.limits.of_one_user)", "== connection.user], None)"),),
+        ("tests/integration/agent/test_door_shares.py",),
+    ),
+    Mutant(
         "members may send as much as the owner",
         (Edit("src/ugro/agent/server.py", "_LARGEST_BODY_OF_MEMBERS if is_of_team else", ""),),
         TEAM,

@@ -13,7 +13,7 @@ _SERVICES = "src/ugro/agent/services/service.py"
 _SWEEPS = "src/ugro/agent/sweep/service.py"
 
 ROLES = ("tests/integration/agent/test_roles.py",)
-OWN = ("tests/integration/agent/test_own_jobs.py",)
+OWN = ("tests/integration/agent/test_own_jobs.py", "tests/integration/agent/test_own_routes.py")
 THINGS = ("tests/integration/agent/test_own_things.py",)
 TOKENS = ("tests/unit/agent/test_identity.py",)
 OFFERED = ("tests/integration/agent/test_offered_files.py",)
@@ -29,6 +29,11 @@ MUTANTS = (
     Mutant(
         "a token has more than its user",
         (Edit("src/ugro/agent/ops/team.py", "least(role, token.role)", "token.role"),),
+        ROLES,
+    ),
+    Mutant(
+        "a stream goes on with a role that its user has no more",
+        (Edit("src/ugro/agent/api/while_allowed.py", " or not found.role.covers(caller.role)", ""),),
         ROLES,
     ),
     Mutant("an expired token is accepted", (Edit(_IDENTITY, " and now < self.expires_at", ""),), ROLES),
@@ -70,17 +75,24 @@ MUTANTS = (
         (Edit("src/ugro/agent/ops/tunnels.py", "named if is_chosen_here else self._own_login(named)", "named"),),
         ("tests/unit/agent/test_tunnels.py",),
     ),
+    Mutant(
+        "a user takes all connections to a node",
+        (Edit("src/ugro/agent/ops/tunnels.py", "self._taken[taker] >= MOST_OF_USER:", "False:"),),
+        ("tests/unit/agent/test_tunnels.py",),
+    ),
     Mutant("nobody is known to the services", (Edit(_GATE, "        enter(caller)\n", ""),), OWN),
     Mutant("whole hashes are seen", (Edit(_CALLER, "spec=known.spec.with_short_hashes", "spec=known.spec"),), OFFERED),
     Mutant(
         "a user id without a name is a member",
-        (Edit("src/ugro/agent/ops/team.py", "(str(uid) if shares else None)", "str(uid)"),),
+        (Edit("src/ugro/agent/ops/team.py", "self.names.of(uid) if not", "self.names.of(uid) or str(uid) if not"),),
         OFFERED,
     ),
     Mutant("what was sent is everybody's", (Edit(_OFFERS, "self._known.get(user)", 'self._known.get("ann")'),), OFFERS),
     Mutant("a request may be of any size", (Edit(_OFFERS, "+ size > _MOST_OF_AN_OFFER", "+ size < 0"),), OFFERS),
     Mutant("more may come than was announced", (Edit(_UPLOADS, "if self._came > self._size:", "if False:"),), UPLOADS),
     Mutant("uploads fill the store", (Edit(_UPLOADS, "stored + to_come > 2 * self._limit.bytes", "False"),), UPLOADS),
+    Mutant("an upload may stand still", (Edit(_UPLOADS, "_moving(pieces, self._stalled_s)", "pieces"),), UPLOADS),
+    Mutant("an upload may trickle", (Edit(_UPLOADS, "if came >= _LEAST_BYTES:", "if came:"),), UPLOADS),
     Mutant(
         "a master gets a variable that the command does not name",
         (Edit(_OF_CLIENTS, "if name not in self._variables:", "if False:"),),

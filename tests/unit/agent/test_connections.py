@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from ugro.agent.door import DoorLimits, leaving
+from ugro.agent.door import DoorLimits, exceeding, leaving
 
 LIMITS = DoorLimits(connections=6, strangers=4)
 
@@ -64,3 +64,11 @@ def test_who_has_as_many_as_one_may_have_gives_way_alone() -> None:
     assert leaving([other, busy, busy], limits, "uid 1") is None
     assert leaving([other, busy, busy], limits, "uid 2") == []
     assert leaving([other, busy, busy], LIMITS, "uid 1") == []
+
+
+def test_a_user_who_has_a_share_gives_up_an_idle_connection_of_their_own_or_gets_no_more() -> None:
+    busy, idle = known(is_waiting=False), known(is_waiting=True)
+    assert exceeding([busy, idle], 3) == []
+    assert exceeding([busy, idle], 2) == [idle]
+    assert exceeding([busy, busy], 2) is None
+    assert exceeding([busy, busy], None) == []

@@ -13,8 +13,7 @@ import pytest
 from ugro.agent.api.access_rules import PAGES, RULES, Access, Kind, check_owner, check_role
 from ugro.agent.api.audit_rules import rule_for
 from ugro.agent.artifacts.job_folder import write_config
-from ugro.agent.ops.team import UserNames
-from ugro.agent.ops.tokens import LONGEST_S, PREFIX, Tokens
+from ugro.agent.ops.tokens import LONGEST_S, MOST_LISTED, PREFIX, Tokens
 from ugro.agent.recipes.model_files import path_of
 from ugro.agent.support.caller import (
     caller,
@@ -31,6 +30,7 @@ from ugro.core.folder import Folder
 from ugro.core.identity import Caller, Role, least
 from ugro.core.job import Job, JobSpec, JobState
 from ugro.store.database import Store
+from ugro.store.tokens import MOST_VALID
 
 ANN = Caller("ann", Role.USER, "pid 1")
 OPERATOR = Caller("olga", Role.OPERATOR, "pid 2")
@@ -166,22 +166,6 @@ def test_whole_hashes_of_code_and_folders_are_for_the_jobs_user_alone(tmp_path: 
     assert tree not in written
 
 
-def test_what_a_user_id_is_called_is_asked_again_after_a_while() -> None:
-    accounts, now, asked = {1001: "ann"}, [0.0], list[int]()
-
-    def look(uid: int) -> str | None:
-        asked.append(uid)
-        return accounts.get(uid)
-
-    names = UserNames(look, lambda: now[0])
-    assert (names.of(1001), names.of(1002)) == ("ann", None)
-    accounts.update({1001: "bob", 1002: "cho"})
-    now[0] = 29.0
-    assert (names.of(1001), names.of(1002), asked) == ("ann", None, [1001, 1002])
-    now[0] = 30.0
-    assert (names.of(1001), names.of(1002)) == ("bob", "cho"), "the id of an account that went is another's"
-
-
 def in_own_context(scenario: Callable[[], None]) -> None:
     async def run() -> None:
         scenario()
@@ -255,6 +239,37 @@ def test_a_token_has_no_more_than_its_makers_role_and_a_name_of_its_own(tmp_path
             await tokens.create(ANN, Role.USER, 60, "ci")
         await tokens.create(OPERATOR, Role.USER, 60, "ci")
         assert len({one.name for one in [(await tokens.create(ANN, Role.USER, 60, ""))[0] for _ in range(3)]}) == 3
+
+    with_tokens(tmp_path, scenario)
+
+
+def test_nobody_keeps_others_from_having_tokens(tmp_path: Path) -> None:
+    async def scenario(tokens: Tokens, store: Store, clock: Clock) -> None:
+        for number in range(MOST_VALID):
+            await tokens.create(ANN, Role.VIEWER, LONGEST_S, f"t{number}")
+        with pytest.raises(NotAllowed, match=f"you have {MOST_VALID} valid tokens, which is the most"):
+            await tokens.create(ANN, Role.VIEWER, LONGEST_S, "more")
+        await tokens.create(OPERATOR, Role.VIEWER, 60, "ci")
+
+    with_tokens(tmp_path, scenario)
+
+
+def test_tokens_that_are_made_and_revoked_all_day_do_not_pile_up(tmp_path: Path) -> None:
+    async def scenario(tokens: Tokens, store: Store, clock: Clock) -> None:
+        await tokens.create(OPERATOR, Role.VIEWER, LONGEST_S, "old")
+        await tokens.revoke(OPERATOR, "old")
+        _, secret = await tokens.create(ANN, Role.VIEWER, LONGEST_S, "first")
+        for number in range(MOST_LISTED + 5):
+            await tokens.create(ANN, Role.VIEWER, LONGEST_S, f"t{number}")
+            await tokens.revoke(ANN, f"t{number}")
+        await tokens.create(ANN, Role.VIEWER, 60, "last")
+        kept = [one.name for _, one in await store.tokens.all()]
+        assert len(kept) == MOST_LISTED + 3
+        assert kept[:3] == ["old", "first", "t5"], "those of others, and valid ones, stay"
+        assert await tokens.check(secret, "") is not None
+        clock.now += timedelta(days=31)
+        await tokens.create(OPERATOR, Role.VIEWER, 60, "new")
+        assert [one.name for _, one in await store.tokens.all()] == ["first", "new"], "what ended a month ago went"
 
     with_tokens(tmp_path, scenario)
 

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 
 import pytest
 
-from ugro.agent.services.model_folder import described, expect_complete
+from ugro.agent.services.model_folder import ModelFolder, described, expect_complete
+from ugro.agent.support.caller import enter
 from ugro.core.errors import NotAllowed
+from ugro.core.identity import Caller, Role
 from ugro.core.results import JobResults, LeftFile, NodeResults, ResultState
 
 
@@ -51,3 +54,21 @@ def test_only_a_model_is_sent_to_nodes_as_the_base_of_an_adapter(tmp_path: Path)
     assert found(base) == base
     assert found(private) is found(tmp_path) is None
     assert described(adapter).base_name == "org/base"
+
+
+def test_a_member_does_not_learn_from_an_adapter_which_files_there_are(tmp_path: Path) -> None:
+    """They may have written its description themselves."""
+    adapter, base, broken = (tmp_path / name for name in ("adapter", "base", "broken"))
+    for folder in (adapter, base, broken):
+        folder.mkdir()
+    (base / "config.json").write_text('{"model_type": "llama"}')
+    (broken / "config.json").write_text("no JSON")
+
+    async def found(path: Path) -> ModelFolder:
+        enter(Caller("ann", Role.ADMIN, "pid 1"))
+        about = {"kind": "lora", "base": "org/base", "base_path": str(path)}
+        (adapter / "ugro.json").write_text(json.dumps(about))
+        return await asyncio.to_thread(described, adapter)
+
+    answers = [asyncio.run(found(path)) for path in (base, broken, tmp_path / "none")]
+    assert answers == [ModelFolder(adapter, base_name="org/base", is_adapter=True)] * 3

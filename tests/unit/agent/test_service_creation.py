@@ -1,12 +1,19 @@
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
-from ugro.agent.services.creation import _kept, _listed
+from ugro.agent.jobs.results import ResultService
+from ugro.agent.jobs.service import JobService
+from ugro.agent.services.creation import Creation, _kept, _listed
 from ugro.core.folder import Folder
-from ugro.core.job import JobSpec, Stop
+from ugro.core.job import Job, JobSpec, JobState, Stop
+from ugro.core.results import JobResults, ResultState
 
 OLD = JobSpec(
     "chat",
@@ -40,3 +47,28 @@ def test_an_update_changes_what_was_given() -> None:
 )
 def test_what_a_file_gives_in_another_form_is_words_too(given: object, words: list[str]) -> None:
     assert _listed(given) == words
+
+
+def test_a_service_of_a_private_job_says_neither_its_name_nor_its_number(tmp_path: Path) -> None:
+    """Services are for all to see."""
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    made = JobResults(7, 1, str(tmp_path), ResultState.HOME, 1, 2, (), (), ())
+
+    async def find(word: str) -> Job:
+        return Job(7, JobSpec("secret", ("x",), private=word == "private"), "ann", JobState.SUCCEEDED, "", "")
+
+    async def parts(job: Job) -> list[Any]:
+        return [SimpleNamespace(name="", path=str(tmp_path))]
+
+    async def brief(job: Job) -> JobResults:
+        return made
+
+    jobs, results = SimpleNamespace(find=find), SimpleNamespace(parts=parts, brief=brief)
+    nobody: Any = None
+    creation = Creation(nobody, cast(JobService, jobs), cast(ResultService, results), nobody, nobody)
+    for word, said in (("private", ("a private job", "")), ("open", ("job 7 secret", "secret"))):
+        found, *words = asyncio.run(creation._model(word, None, tmp_path))
+        assert found is not None
+        assert (found.path, *words) == (model, *said)

@@ -43,7 +43,15 @@ class Nobody:
     def starts_cluster(self, request: ServiceRequest) -> bool:
         return False
 
-    async def prepare(self, request: ServiceRequest) -> Prepared:
+    def __init__(self) -> None:
+        self.may_read = asyncio.Event()
+        self.may_read.set()
+
+    async def read(self, request: ServiceRequest) -> None:
+        if request.submit.key == "slow":
+            await self.may_read.wait()
+
+    async def prepare(self, request: ServiceRequest, read: None) -> Prepared:
         made, key = service(), request.submit.key
         return Prepared(replace(made, request_key=key, spec=replace(made.spec, name=key)))
 
@@ -62,6 +70,21 @@ def test_two_services_do_not_get_one_port_although_neither_listens_yet(tmp_path:
             await store.close()
 
     asyncio.run(run())
+
+
+def test_a_service_whose_packages_are_resolved_keeps_no_other_waiting(tmp_path: Path) -> None:
+    async def work(store: Store) -> None:
+        nobody: Any = Nobody()
+        nobody.may_read.clear()
+        services = Services(store, nobody, nobody, nobody, RayPlaces(store.services, nobody), nobody)
+        slow = asyncio.create_task(services.create(ServiceRequest(Submit("ann", "slow"))))
+        async with asyncio.timeout(20):
+            await services.create(ServiceRequest(Submit("bob", "one")))
+            nobody.may_read.set()
+            with pytest.raises(NotAllowed, match="is that of the service one"):
+                await slow
+
+    in_store(tmp_path, work)
 
 
 def test_a_service_and_the_cluster_that_is_started_for_it_are_recorded_together_or_not_at_all(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Through which login a connection to a port of a node goes."""
+"""Through which login a connection to a port of a node goes, and how many there may be."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from ugro.agent.ops.tunnels import Tunnels, Wanted
+from ugro.agent.ops.tunnels import MOST_OF_NODE, Tunnels, Wanted
 from ugro.agent.support.caller import enter
 from ugro.agent.tracking.cluster import Cluster
 from ugro.agent.tracking.logins import Logins
@@ -18,7 +18,9 @@ from ugro.core.errors import NotAllowed, UgroError, Unreachable
 from ugro.core.identity import Caller, Role
 from ugro.core.job import Job
 from ugro.core.node import NodeSpec
+from ugro.nodes.calls import Duplex
 from ugro.nodes.runs import Identity
+from ugro.remote.net import forward
 
 ANN = Caller("ann", Role.USER, "pid 1")
 OLGA = Caller("olga", Role.OPERATOR, "pid 2")
@@ -30,10 +32,26 @@ class FakeNode:
     spec: NodeSpec
     link: Any = "open"
     error: Unreachable | None = None
+    opens: bool = False
     machine: Any = field(default_factory=lambda: SimpleNamespace(user="ugro"))
 
-    async def ready(self, timeout_s: float) -> None:
-        raise Unreachable(f"through {self.spec.name}", cause="test")
+    async def ready(self, timeout_s: float) -> FakeLink:
+        if not self.opens:
+            raise Unreachable(f"through {self.spec.name}", cause="test")
+        return FakeLink()
+
+
+class FakeLink:
+    """Whose node accepts each connection."""
+
+    def duplex(self, method: str, params: dict[str, Any]) -> FakeLink:
+        return FakeLink()
+
+    async def opened(self) -> None:
+        pass
+
+    def cancel(self) -> None:
+        pass
 
 
 class FakeInventory:
@@ -53,15 +71,19 @@ async def _no_job(word: str) -> Job:
     pytest.fail(f"asked for job {word}")
 
 
+def tunnels_to(inventory: FakeInventory) -> Tunnels:
+    cluster = SimpleNamespace(inventory=inventory, config=SimpleNamespace(ssh=SimpleNamespace(connect_timeout=1)))
+    logins = Logins(cast(RunTracker, SimpleNamespace(inventory=inventory)))
+    return Tunnels(cast(Cluster, cluster), lambda: Identity("", 0), _no_job, logins.name_for)
+
+
 def outcome(caller: Caller | None, inventory: FakeInventory, *, is_chosen_here: bool = False) -> str:
     """Which login it went through, or why it did not."""
 
     async def attempt() -> str:
         if caller is not None:
             enter(caller)
-        cluster = SimpleNamespace(inventory=inventory, config=SimpleNamespace(ssh=SimpleNamespace(connect_timeout=1)))
-        logins = Logins(cast(RunTracker, SimpleNamespace(inventory=inventory)))
-        tunnels = Tunnels(cast(Cluster, cluster), lambda: Identity("", 0), _no_job, logins.name_for)
+        tunnels = tunnels_to(inventory)
         with pytest.raises(UgroError) as refused:
             await tunnels.open(PORT, is_chosen_here=is_chosen_here)
         assert tunnels.count == 0
@@ -100,3 +122,37 @@ def test_operators_and_the_agent_use_the_nodes_own(caller: Caller | None) -> Non
 
 def test_a_port_that_the_agent_has_chosen_is_reached_for_everybody_who_may_use_it() -> None:
     assert outcome(ANN, FakeInventory("{user}"), is_chosen_here=True) == "through gpu1"
+
+
+def test_one_user_does_not_take_all_connections_to_a_node() -> None:
+    async def fill(tunnels: Tunnels, user: str, *, shares_account: bool = False) -> tuple[list[Duplex], str]:
+        """All that there is room for, and what is said about one more."""
+        enter(Caller(user, Role.USER, "", shares_account=shares_account))
+        found: list[Duplex] = []
+        while len(found) <= forward.MOST:
+            try:
+                found.append(await tunnels.open(PORT))
+            except NotAllowed as refused:
+                return found, refused.message
+        return found, "there is room for more"
+
+    async def scenario() -> None:
+        inventory = FakeInventory(None)
+        tunnels = tunnels_to(inventory)
+        for _ in range(forward.MOST):
+            with pytest.raises(Unreachable):  # and it takes no room
+                await tunnels.open(PORT)
+        inventory.node.opens = True
+        of_ann, refused = await fill(tunnels, "ann")
+        assert (len(of_ann), refused) == (16, "you have 16 connections to gpu1, which is the most at once")
+        of_bob, _ = await fill(tunnels, "bob")
+        of_root, refused = await fill(tunnels, "root", shares_account=True)
+        assert (len(of_bob), len(of_root)) == (16, 16), "the owner may have more, as far as there is room"
+        assert refused == "48 connections to gpu1 are open, which is the most at once"
+        for duplex in (*of_ann, *of_ann[:3], *of_bob):
+            tunnels.close(duplex)
+        assert len((await fill(tunnels, "ann"))[0]) == 16, "each that is closed makes room for one"
+        assert len((await fill(tunnels, "root", shares_account=True))[0]) == 16
+
+    assert MOST_OF_NODE < forward.MOST, "what the agent needs itself is not theirs to take"
+    asyncio.run(scenario())

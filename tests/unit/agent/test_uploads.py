@@ -13,7 +13,7 @@ from tests.rig import disk
 from tests.rig.disk import SmallDisk
 from ugro.agent.code.snapshot_store import SnapshotStore
 from ugro.agent.code.transfer import SharedLock
-from ugro.agent.code.uploads import Limit, Received, Uploads
+from ugro.agent.code.uploads import STALLED_S, Limit, Received, Uploads
 from ugro.core.errors import UgroError, UsageError
 from ugro.remote import trees
 from ugro.remote.cas.stream import block, record
@@ -25,11 +25,13 @@ ROOT = "0" * 64
 class Rig:
     """``taken``: pieces of the body that were read; ``made_room``: how often old trees were to be removed."""
 
-    def __init__(self, folder: Path, limit: int) -> None:
+    def __init__(self, folder: Path, limit: int, stalled_s: float = STALLED_S) -> None:
         self.snapshots = SnapshotStore(folder)
         self.taken = 0
         self.made_room = 0
-        self.uploads = Uploads(self.snapshots, SharedLock().shared, Limit(limit, "sync.store_limit"), self._make_room)
+        self.lock = SharedLock()
+        named = Limit(limit, "sync.store_limit")
+        self.uploads = Uploads(self.snapshots, self.lock.shared, named, self._make_room, stalled_s)
 
     def receive(self, root: str, size: int, pieces: Iterable[bytes]) -> Received:
         return asyncio.run(self.uploads.receive(root, size, self._pieces(pieces)))
@@ -89,6 +91,45 @@ def test_many_uploads_together_are_bounded_and_have_old_trees_removed(tmp_path: 
     assert rig.made_room == 3
     lacking = rig.receive(ROOT, MIB, [sent(os.urandom(MIB))])
     assert (lacking.lacking, rig.made_room) == ((ROOT,), 3), "the rest of it is to come, and this must stay until then"
+
+
+@pytest.mark.parametrize("pause_s", [3600.0, 0.01], ids=["silence", "a trickle"])
+def test_an_upload_that_stands_still_does_not_keep_others_from_cleaning_up(tmp_path: Path, pause_s: float) -> None:
+    rig = Rig(tmp_path, 4 * MIB, stalled_s=0.2)
+    first = asyncio.Event()
+
+    async def slow() -> AsyncIterator[bytes]:
+        while True:
+            first.set()
+            yield b"x"
+            await asyncio.sleep(pause_s)
+
+    async def clean_up() -> None:
+        await first.wait()
+        async with rig.lock.exclusive():
+            pass
+
+    async def scenario() -> None:
+        async with asyncio.timeout(10):
+            cleaning = asyncio.create_task(clean_up())
+            with pytest.raises(UgroError, match=r"stood still for 0\.2 s") as stalled:
+                await rig.uploads.receive(ROOT, 1, slow())
+            assert "what has arrived is kept" in str(stalled.value.hint)
+            await cleaning
+
+    asyncio.run(scenario())
+
+
+def test_an_upload_may_take_its_time_while_it_moves(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, 40 * MIB, stalled_s=1.0)
+
+    async def steady() -> AsyncIterator[bytes]:
+        for _ in range(11):
+            await asyncio.sleep(0.1)
+            yield sent(os.urandom(50_000))
+
+    received = asyncio.run(rig.uploads.receive(ROOT, MIB, steady()))
+    assert received.lacking == (ROOT,)
 
 
 @pytest.mark.skipif(disk.available() is not None, reason=str(disk.available()))

@@ -20,7 +20,7 @@ from ugro.web.access import may_launch
 from ugro.web.api_allowlist import AllowedApi, is_allowed
 from ugro.web.pages.launch import submit_key
 from ugro.web.serve import Endpoint
-from ugro.web.tokens import COOKIE_LIFETIME_S, LINK_LIFETIME_S, Tokens
+from ugro.web.tokens import COOKIE_LIFETIME_S, LINK_LIFETIME_S, MOST_LINKS, MOST_SESSIONS, Tokens
 from ugro.web.views import nodes
 from ugro.web.views.nodes import NodesQuery, node_table
 from ugro.web.views.overview import NodeRow, _without_small_gaps, chosen, totals
@@ -88,9 +88,19 @@ def test_the_file_of_sessions_is_its_users_alone_and_has_no_cookie(tokens: Token
 
 
 def test_of_too_many_sessions_the_oldest_end(tokens: Tokens) -> None:
-    cookies = [tokens.sessions.begin(NOW) for _ in range(205)]
+    cookies = [tokens.sessions.begin(NOW) for _ in range(MOST_SESSIONS + 1)]
     assert tokens.sessions.find(cookies[0], NOW) is None
-    assert tokens.sessions.find(cookies[-1], NOW) is not None
+    assert all(tokens.sessions.find(one, NOW) for one in cookies[1:])
+
+
+def test_nobody_signs_others_out_by_signing_in_often(tokens: Tokens) -> None:
+    cookie, link = tokens.sessions.begin(NOW, "ann"), tokens.link(NOW, "ann")
+    for _ in range(300):
+        tokens.sessions.begin(NOW, "eve")
+    links = [tokens.link(NOW, "eve") for _ in range(300)]
+    assert tokens.sessions.find(cookie, NOW) is not None
+    assert tokens.take(link, NOW) == "ann"
+    assert [tokens.take(one, NOW) for one in links[-MOST_LINKS - 1 :]] == [None, *["eve"] * MOST_LINKS]
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"a": "b"}', "no json", "\xff"])

@@ -14,7 +14,6 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ugro.agent.api.audit_rules import SIGN_IN, Rule, refusal, refused_look, rule_for, subject
 from ugro.agent.ops.audit import AuditLog
-from ugro.agent.ops.team import user_name
 from ugro.core.audit import AuditEntry
 from ugro.core.support.clock import boot_clock_s
 
@@ -162,7 +161,7 @@ class LocalProtocol(H11Protocol):
     def connection_made(self, transport: Transport) -> None:  # type: ignore[override]  # as in uvicorn
         super().connection_made(transport)
         pid, uid = credentials(transport.get_extra_info("socket"))
-        self.client = peer_of = Peer((user_name(uid), pid))
+        self.client = peer_of = Peer((f"uid {uid}", pid))  # what it is called takes a look into the user database
         peer_of.uid = uid
         peer_of.lost = asyncio.Event()
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from fastapi import Depends, FastAPI, Request, Response
@@ -18,8 +19,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from ugro.agent.agent import Agent
 from ugro.agent.api.access_rules import Access, Kind, check_owner, check_role
 from ugro.agent.api.audit_trail import Peer
+from ugro.agent.api.while_allowed import while_allowed
 from ugro.agent.door import CONNECTION
-from ugro.agent.ops.team import NAMES, Team
+from ugro.agent.ops.team import Team
 from ugro.agent.support.caller import enter
 from ugro.core.errors import NotAllowed
 from ugro.core.identity import Caller
@@ -47,9 +49,15 @@ class Gate:
         if access is not None and access.role is None:
             return
         if caller is None:
-            raise stranger(request.scope.get("client"))
+            raise self._stranger(request.scope.get("client"))
         check_role(caller, access)
         enter(caller)
+
+    def _stranger(self, client: object) -> NotAllowed:
+        if isinstance(client, Peer) and self._agent.team.names.known(client.uid) is None:
+            hint = "if there is such an account, the user database of that machine does not answer: try again soon"
+            return NotAllowed(f"user id {client.uid} has no name on the agent's machine, and so no role", hint=hint)
+        return NotAllowed("you may not use this agent", hint="its owner can add you to the team: see docs/team.md")
 
     async def check(self, request: Request) -> None:
         """Whose it is. Raises NotAllowed; NotFound for what the caller must not know of."""
@@ -113,9 +121,11 @@ class SocketCallers:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if isinstance(peer := scope.get("client"), Peer):
-            scope[CALLER] = caller = self._team.peer(peer.uid, peer[1], is_of_team=self._is_of_team)
+            now = partial(self._team.peer, peer.uid, peer[1], is_of_team=self._is_of_team)
+            scope[CALLER] = caller = await now()
             if self._is_of_team:
-                scope[CONNECTION].identify(is_known=caller is not None)
+                scope[CONNECTION].identify(caller.user if caller is not None else None)
+            send = while_allowed(send, caller, now) if caller is not None else send
         await self._app(scope, receive, send)
 
 
@@ -126,13 +136,6 @@ def who(scope: Scope) -> tuple[str, str]:
         return caller.user, caller.via
     client = scope.get("client")
     return "", f"{client[0]}" if client else "unknown"
-
-
-def stranger(client: object) -> NotAllowed:
-    if isinstance(client, Peer) and NAMES.of(client.uid) is None:
-        hint = "if there is such an account, the user database of that machine does not answer: try again in a minute"
-        return NotAllowed(f"user id {client.uid} has no name on the agent's machine, and so no role", hint=hint)
-    return NotAllowed("you may not use this agent", hint="its owner can add you to the team: see docs/team.md")
 
 
 def _method(request: Request) -> str:

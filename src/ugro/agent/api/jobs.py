@@ -21,7 +21,7 @@ from ugro.store.listing import Listed
 
 _FRAMES = "application/vnd.ugro.frames"
 _MOST_AT_ONCE = 10_000
-_MOST_JOBS = 1_000_000
+_MOST_JOBS = 1000  # of one answer, during which the agent does nothing else
 _LARGEST_ID = 1 << 62
 _LATEST_S = 4e9  # a time of this century
 
@@ -45,7 +45,7 @@ def add_job_routes(app: FastAPI, jobs: JobService) -> None:
         state: Annotated[list[JobState], Query()] = [],  # noqa: B006  # FastAPI copies it for each request
         before: Annotated[int | None, Query(ge=0, lt=_LARGEST_ID)] = None,
     ) -> Response:
-        """The newest first; ``before``: only jobs with a smaller number, for the next page."""
+        """The newest first, up to 1,000; ``before``: only jobs with a smaller number, for the next page."""
         return json_response({"jobs": await jobs.page(Listed(tuple(state), before=before, limit=limit))})
 
     @app.get("/v1/jobs/{word}")

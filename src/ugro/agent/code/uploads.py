@@ -1,13 +1,15 @@
 """Receives code and folders of clients on other machines into the stores from which nodes get them.
 
 The same stream as to a node: contents by hash, each checked. An upload that is cut off keeps what has arrived. A client
-is not trusted with the disk: what is unpacked is counted, against what it announced and what the store may have.
+is not trusted with the disk: what is unpacked is counted, against what it announced and what the store may have. Nor
+is it with time: nothing is deleted while an upload is under way, so one that stands still is ended.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
@@ -27,6 +29,8 @@ T = TypeVar("T")
 _AT_ONCE = 1 << 20  # bytes that are written in one go
 _LOOK_BYTES = 8 << 20  # after so many, the room on the disk is looked at again: others write, too
 _MOST_LACKING = 8000  # named in one answer
+STALLED_S = 60.0  # waiting for the next ``_LEAST_BYTES``; the time that storing them takes is not counted
+_LEAST_BYTES = 16 << 10
 _ROOM_HINT = "make room on the master, or free some there: ugro node gc"
 
 
@@ -60,7 +64,10 @@ class Limit:
 
 
 class Uploads:
-    """``shared``: keeps others from deleting meanwhile. ``make_room``: called when something came, or does not fit."""
+    """``shared``: keeps others from deleting meanwhile. ``make_room``: called when something came, or does not fit.
+
+    ``stalled_s``: for so long a body may bring next to nothing.
+    """
 
     def __init__(
         self,
@@ -68,11 +75,13 @@ class Uploads:
         shared: Callable[[], AbstractAsyncContextManager[None]],
         limit: Limit,
         make_room: Callable[[], None],
+        stalled_s: float = STALLED_S,
     ) -> None:
         self._snapshots = snapshots
         self._shared = shared
         self._limit = limit
         self._make_room = make_room
+        self._stalled_s = stalled_s
 
     def has(self, root: str) -> bool:
         """Whether a tree that a client names is complete. Raises UsageError. Blocks."""
@@ -111,7 +120,7 @@ class Uploads:
             try:
                 await asyncio.to_thread(receiving.begin)
                 buffer = bytearray()
-                async for piece in pieces:
+                async for piece in _moving(pieces, self._stalled_s):
                     buffer += piece
                     if len(buffer) >= _AT_ONCE:
                         await asyncio.to_thread(receiving.feed, bytes(buffer))
@@ -127,6 +136,25 @@ class Uploads:
                 raise UgroError(text, hint=_ROOM_HINT) from error
             finally:
                 receiving.leave()
+
+
+async def _moving(pieces: AsyncIterator[bytes], stalled_s: float) -> AsyncIterator[bytes]:
+    """As long as they come. A trickle would hold up clean-up, and with it everybody, as well as silence does."""
+    left_s, came = stalled_s, 0
+    while True:
+        since = time.monotonic()
+        try:
+            async with asyncio.timeout(left_s):
+                piece = await anext(pieces)
+        except StopAsyncIteration:
+            return
+        except TimeoutError as error:
+            hint = "check the connection and try again: what has arrived is kept"
+            raise UgroError(f"the upload stood still for {stalled_s:g} s", hint=hint) from error
+        left_s, came = left_s - (time.monotonic() - since), came + len(piece)
+        if came >= _LEAST_BYTES:
+            left_s, came = stalled_s, 0
+        yield piece
 
 
 class _Receiving:

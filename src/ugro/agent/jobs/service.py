@@ -13,9 +13,10 @@ from ugro.agent.artifacts.inline_logs import SmallLogs
 from ugro.agent.artifacts.log_stream import LogStream, Selection, agent_stops
 from ugro.agent.engine.reconciler import Engine
 from ugro.agent.jobs.dry_run import DryRunner, Previewer
+from ugro.agent.jobs.lookup import VisibleJobs
 from ugro.agent.jobs.quota_gate import QuotaGate
 from ugro.agent.jobs.submission import Needs, SubmissionReader, Submit, Taken
-from ugro.agent.support.caller import caller, expect_visible, viewer
+from ugro.agent.support.caller import caller, sees, viewer
 from ugro.agent.support.change_signal import ChangeSignal
 from ugro.agent.support.crashpoint import point
 from ugro.agent.tracking.scheduler_input import SchedulerInput
@@ -30,6 +31,7 @@ from ugro.policy.scheduling.cluster_view import ClusterView
 from ugro.policy.scheduling.decision import Start, Wait
 from ugro.policy.scheduling.scheduler import Explanation
 from ugro.policy.scheduling.why import Why, why
+from ugro.policy.wording import without_numbers
 from ugro.store.database import Store
 from ugro.store.listing import Listed
 from ugro.store.submissions import About
@@ -66,6 +68,7 @@ class JobService:
         self._jobs = jobs = store.jobs
         self._listing = store.listing
         self._visibility = store.visibility
+        self._visible = VisibleJobs(store)
         self._small = small
         self._engine = engine
         self._scheduler_input = scheduler_input
@@ -110,7 +113,7 @@ class JobService:
         if isinstance(spec, Needs):
             return spec
         await self._check([(spec, submit.user)])
-        found = await self._previews.dry_run(spec, submit.user)
+        found = await self._dry_run(spec, submit.user)
         predicted = await self._submitting.predict(spec, found.placement)
         memory = await self._submitting.memory(spec, found.placement)
         return replace(found, snapshot=next(iter(taken.values()), None), prediction=predicted, memory=memory)
@@ -148,20 +151,29 @@ class JobService:
     async def preview(self, spec: JobSpec, user: str) -> DryRun:
         """Where it would start now. Raises Unsatisfiable or NotAllowed if it never could."""
         await self._check([(spec, user)])
-        return await self._previews.dry_run(spec, user)
+        return await self._dry_run(spec, user)
+
+    async def _dry_run(self, spec: JobSpec, user: str) -> DryRun:
+        found = await self._previews.dry_run(spec, user)
+        return replace(found, reason=self._for_caller(found.reason))
 
     @property
     def changed(self) -> ChangeSignal:
         """Some job has moved."""
         return self._engine.changed
 
-    async def submit_made(self, spec: JobSpec, user: str, key: str, *, is_exempt: bool = False) -> Job:
-        """Submits a job that the agent itself has made. ``is_exempt``: it computes nothing, and has no quota."""
+    async def submit_made(
+        self, spec: JobSpec, user: str, key: str, *, is_exempt: bool = False, is_asked: bool = False
+    ) -> Job:
+        """Submits a job that the agent itself has made.
+
+        ``is_exempt``: it computes nothing, and has no quota. ``is_asked``: a person wants it now, as any other.
+        """
         self._engine.safe_mode.check("and takes no jobs")
         self._submitting.expect_stored(spec)
         await (self._submitting.check_fit([spec]) if is_exempt else self._check([(spec, user)]))
         # What the agent makes waits in its own queue until there is something for it to do.
-        return (await self._put([(spec, Submit(user, key))], is_limited=False))[0]
+        return (await self._put([(spec, Submit(user, key))], is_limited=is_asked))[0]
 
     async def _check(self, wanted: Sequence[tuple[JobSpec, str]]) -> None:
         """Raises Unsatisfiable for what no node could ever run, and NotAllowed for what a quota never allows."""
@@ -275,12 +287,21 @@ class JobService:
 
     async def with_reasons(self, jobs: Sequence[Job]) -> list[Job]:
         """The same jobs; those that wait or are made ready have that as their reason."""
-        return [self._prepared(job) for job in await self._reasons.added_to(jobs)]
+        found = [self._prepared(job) for job in await self._reasons.added_to(jobs)]
+        return found if viewer() is None else [replace(job, reason=self._for_caller(job.reason)) for job in found]
+
+    def _for_caller(self, text: str) -> str:
+        """Without the numbers of private jobs of others that wait or hold something now."""
+        return text if viewer() is None else without_numbers(text, self._is_hidden)
+
+    def _is_hidden(self, number: int) -> bool:
+        job = self._engine.live.get(number)
+        return job is not None and not sees(job)
 
     async def find(self, word: str) -> Job:
         """Of the jobs that the caller may see."""
         try:
-            return await self._find(word)
+            return await self._visible.find(word)
         except NotFound as error:
             if is_number(word) or word == "last":
                 raise
@@ -288,13 +309,6 @@ class JobService:
             names = dict.fromkeys(job.spec.name for job in await self._listing.page(listed))
             near = difflib.get_close_matches(word, names, n=1)
             raise NotFound(error.message, hint=f"did you mean {near[0]}?" if near else error.hint) from error
-
-    async def _find(self, word: str, without: Collection[int] = ()) -> Job:
-        if (who := viewer()) is None:
-            return await self._jobs.find(word, without)
-        if is_number(word):
-            return expect_visible(await self._jobs.find(word), word)
-        return await self._visibility.find(word, who, without)
 
     async def known(self, numbers: Sequence[int]) -> Collection[int]:
         """Those of the jobs that exist and that the caller may see; in one query, because there may be a thousand."""
@@ -317,7 +331,7 @@ class JobService:
 
     async def _newest_other(self, name: str, taken: Collection[int]) -> Job:
         try:
-            return await self._find(name, taken)
+            return await self._visible.find(name, taken)
         except NotFound:
             job = await self.find(name)
         raise _same(job, f"it is the only job named {name}")
@@ -340,7 +354,7 @@ class JobService:
             return Why(job.id, "it is being cancelled")
         if live.get(job.id) is None:
             job = await self._jobs.get(job.id)  # it may have ended meanwhile
-        found = why(replace(view, ended={job.id: job.state}), job.id, live.queue)
+        found = why(replace(view, ended={job.id: job.state}), job.id, live.queue, self._is_hidden)
         offset_s = self._scheduler_input.clock.reading().now.offset_s
         if found.quota_until is not None:
             found = replace(found, quota_until=found.quota_until + offset_s)

@@ -17,10 +17,11 @@ from ugro.agent.code.folders import read_slowly
 from ugro.agent.code.service import Code
 from ugro.agent.code.snapshot_store import EMPTY
 from ugro.agent.jobs.forecasts import Forecasts
+from ugro.agent.jobs.lookup import VisibleJobs
 from ugro.agent.jobs.result_cache import ResultCache
 from ugro.agent.python_env.reading import environment_of, refuse_files, with_old_passwords, with_variables
 from ugro.agent.python_env.service import PythonEnvService
-from ugro.agent.support.caller import OwnKey, SeenUser, expect_files, expect_visible, may_read_files
+from ugro.agent.support.caller import OwnKey, SeenUser, expect_files, may_read_files
 from ugro.agent.support.client_files import remote_client
 from ugro.agent.tracking.cluster import Cluster
 from ugro.agent.tracking.scheduler_input import SchedulerInput
@@ -37,7 +38,7 @@ from ugro.core.job import After, Imports, Job, JobSpec, Launcher, Placement
 from ugro.core.node import NodeSpec
 from ugro.core.planning import DeviceNeed, Prediction
 from ugro.core.python_env import EnvRequest
-from ugro.store.jobs import JobStore
+from ugro.store.database import Store
 from ugro.store.submissions import About
 
 _PYTHONS_PATHS = ("PYTHONPATH", "PYTHONHOME", "PYTHONUSERBASE")
@@ -74,7 +75,7 @@ class Needs:
 class SubmissionReader:
     def __init__(
         self,
-        jobs: JobStore,
+        store: Store,
         scheduler_input: SchedulerInput,
         cluster: Cluster,
         code: Code | None = None,
@@ -82,7 +83,7 @@ class SubmissionReader:
         forecasts: Forecasts | None = None,
     ) -> None:
         self.envs: PythonEnvService | None = None  # that makes the environments of its jobs
-        self._jobs = jobs
+        self._visible = VisibleJobs(store)
         self._cache = cache
         self._forecasts = forecasts
         self._scheduler_input = scheduler_input
@@ -338,7 +339,7 @@ class SubmissionReader:
 
     async def _id(self, name: str) -> int | None:
         try:
-            return expect_visible(await self._jobs.find(name), name).id
+            return (await self._visible.find(name)).id
         except NotFound:
             return None
 

@@ -20,6 +20,7 @@ log = logging.getLogger(__name__)
 PREFIX = "ugro_"  # by which leaked ones are found
 LONGEST_S = 3650 * 86400.0
 _LISTED_S = 30 * 86400.0  # after its end
+MOST_LISTED = 100  # of one user's that have ended
 _NOTED_S = 60.0  # uses within this time are one
 
 
@@ -34,11 +35,22 @@ class Tokens:
         self._is_used = asyncio.Event()
 
     async def load(self) -> None:
+        self._known = dict(await self._store.all())
+        await self._forget_old()
+
+    async def _forget_old(self) -> None:
+        """Those that ended long ago, and of each user the first of many: somebody may make and revoke them all day."""
+        now = _text(self._now())
         oldest = _text(self._now() - timedelta(seconds=_LISTED_S))
-        found = await self._store.all()
-        over = [token.id for _, token in found if max(token.expires_at, token.revoked_at or "") < oldest]
-        await self._store.remove(over)
-        self._known = {digest: token for digest, token in found if token.id not in over}
+        ended: dict[str, list[ApiToken]] = {}
+        for token in self._known.values():
+            if not token.is_valid(now):
+                ended.setdefault(token.user, []).append(token)
+        over = {one.id for own in ended.values() for one in own[: max(0, len(own) - MOST_LISTED)]}
+        over |= {one.id for own in ended.values() for one in own if (one.revoked_at or one.expires_at) < oldest}
+        if over:
+            await self._store.remove(sorted(over))
+            self._known = {digest: token for digest, token in self._known.items() if token.id not in over}
 
     @property
     def has_valid(self) -> bool:
@@ -57,6 +69,7 @@ class Tokens:
         name = name or f"token-{secrets.token_hex(3)}"
         if not is_label(name) or name.isdigit():
             raise UsageError(f"not a token's name: {name!r:.80}", hint="a word such as ci, without spaces")
+        await self._forget_old()
         now = self._now()
         new = ApiToken(0, name, caller.user, role, _text(now), _text(now + timedelta(seconds=lifetime_s)))
         secret = PREFIX + secrets.token_urlsafe(32)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
@@ -18,6 +20,8 @@ from ugro.nodes.runs import Identity
 from ugro.nodes.tunnels import PortTarget, SocketTarget
 
 MOST = 256
+MOST_OF_NODE = 48  # of the 64 that its link carries: the agent's own, to services and replicas, always find room
+MOST_OF_USER = 16  # of them, for others than the owner
 LoginFor = Callable[[Node, str], str]  # the name of a user's login on a node, or of the node
 
 
@@ -43,8 +47,8 @@ class Tunnels:
         self._identity = identity
         self._find_job = find_job
         self._login_for = login_for
-        self._open: set[Duplex] = set()
-        self._opening = 0
+        self._open: dict[Duplex, tuple[str, str]] = {}  # to which node, and for whom
+        self._taken: Counter[tuple[str, str]] = Counter()  # also by those that are being opened
 
     @property
     def count(self) -> int:
@@ -52,8 +56,6 @@ class Tunnels:
 
     async def open(self, wanted: Wanted, *, is_chosen_here: bool = False) -> Duplex:
         """``is_chosen_here``: the agent has chosen the port, of something that the caller may use."""
-        if self.count + self._opening >= MOST:
-            raise NotAllowed(f"{MOST} connections to nodes are open, which is the most at once", hint="close some")
         named = self._cluster.inventory.named(wanted.node)
         if wanted.port is not None:
             node = named if is_chosen_here else self._own_login(named)
@@ -63,17 +65,37 @@ class Tunnels:
             node = self._cluster.inventory.get(through)
         # A node that is connecting for the first time gets the time a connection may take.
         ready_s = 2 * self._cluster.config.ssh.connect_timeout
-        self._opening += 1
-        try:
+        taker = self._take(named.spec.name)
+        with contextlib.ExitStack() as unless_open:
+            unless_open.callback(self._give_back, taker)
             duplex = await tunnels.connect(node, self._identity(), target, ready_s=ready_s)
-        finally:
-            self._opening -= 1
-        self._open.add(duplex)
+            unless_open.pop_all()
+        self._open[duplex] = taker
         return duplex
+
+    def _take(self, node: str) -> tuple[str, str]:
+        """Raises NotAllowed if there is no room for one more of the caller's."""
+        asks = caller()
+        taker = (node, asks.user if asks is not None else "")
+        close = "close some"
+        if self._taken.total() >= MOST:
+            raise NotAllowed(f"{MOST} connections to nodes are open, which is the most at once", hint=close)
+        if sum(count for (name, _), count in self._taken.items() if name == node) >= MOST_OF_NODE:
+            raise NotAllowed(f"{MOST_OF_NODE} connections to {node} are open, which is the most at once", hint=close)
+        if asks is not None and not asks.shares_account and self._taken[taker] >= MOST_OF_USER:
+            text = f"you have {MOST_OF_USER} connections to {node}, which is the most at once"
+            raise NotAllowed(text, hint=close)
+        self._taken[taker] += 1
+        return taker
+
+    def _give_back(self, taker: tuple[str, str]) -> None:
+        self._taken[taker] -= 1
+        self._taken += Counter()  # without those that have none
 
     def close(self, duplex: Duplex) -> None:
         duplex.cancel()
-        self._open.discard(duplex)
+        if (taker := self._open.pop(duplex, None)) is not None:
+            self._give_back(taker)
 
     def close_all(self) -> None:
         for duplex in self._open:

@@ -18,6 +18,7 @@ from ugro.agent.python_env.process import run
 from ugro.agent.python_env.tools import Tools, failed, folder_arguments, pages_of
 from ugro.agent.python_env.workshop import Workshop
 from ugro.agent.support.shared_work import SharedWork
+from ugro.agent.support.turns import Turns
 from ugro.core.errors import EnvFailed
 from ugro.core.python_env import EnvRequest, Platform
 from ugro.policy.python_env.naming import environment_name, request_key, uv_platform, without_hash
@@ -37,6 +38,8 @@ from ugro.store.python_envs import PythonEnvStore, Resolution
 log = logging.getLogger(__name__)
 
 _RESOLVE_S = 900.0
+_AT_ONCE = 4  # each is a process that may take a core and some hundred MB
+_OF_ONE_USER = 2
 _WHAT = "its packages cannot be resolved"
 
 
@@ -45,6 +48,7 @@ class Resolver:
         self._workshop = workshop
         self._store = store
         self._tools = tools
+        self._turns = Turns(_AT_ONCE, of_one_user=_OF_ONE_USER)
         self._resolving: SharedWork[str, Resolution] = SharedWork("resolve environment")
 
     async def resolve(self, request: EnvRequest, platform: Platform, *, upgrade: bool = False) -> Resolution:
@@ -62,7 +66,7 @@ class Resolver:
         await self._resolving.close()
 
     async def _resolve(self, key: str, request: EnvRequest, platform: Platform) -> Resolution:
-        async with self._workshop.work() as folder:
+        async with self._turns.taken(), self._workshop.work() as folder:
             requirements = await self._pinned(request, platform, folder)
         if (bare := without_hash(requirements)) != []:
             text = f"{bare[0].split()[0]} has no hash by which nodes could check it"

@@ -17,6 +17,7 @@ from ugro.agent.python_env.tools import Tools
 from ugro.agent.python_env.workshop import Workshop
 from ugro.agent.support.aio import together
 from ugro.agent.support.shared_work import SharedWork
+from ugro.agent.support.turns import working_for
 from ugro.agent.tracking.cluster import Cluster
 from ugro.core.environment import Environment
 from ugro.core.errors import EnvFailed, UgroError
@@ -109,7 +110,8 @@ class PythonEnvService:
         """On the nodes of its attempt, whose record then says so; none if the job has no environment."""
         if job.spec.environment is None or job.placement is None:
             return {}
-        made = await self.ensure(job.spec.environment, job.placement.nodes)
+        with working_for(job.user):
+            made = await self.ensure(job.spec.environment, job.placement.nodes)
         found = {node: await self._recorded(node, one) for node, one in made.items()}
         await self._records.record(job.id, job.attempt, found)
         return made

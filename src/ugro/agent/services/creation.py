@@ -43,6 +43,7 @@ from ugro.core.service import (
 from ugro.core.support import clock
 from ugro.policy.serving.engines import DEFAULT, RAY_SERVE, Engine, check_words, command_of, engine_named
 from ugro.policy.serving.requests import only_one
+from ugro.policy.wording import PRIVATE_JOB
 from ugro.store.services import ServiceStore, name_taken
 from ugro.workloads.service_jobs import KEY_VARIABLES
 
@@ -75,6 +76,15 @@ class _What:
 
 
 @dataclass(frozen=True, slots=True)
+class Read:
+    """What a request asks for; nothing is chosen yet."""
+
+    draft: ServiceDraft
+    what: _What
+    revision: Revision
+
+
+@dataclass(frozen=True, slots=True)
 class Prepared:
     """Not recorded yet."""
 
@@ -96,18 +106,28 @@ class Creation:
         section = _draft(request).section
         return section.engine == RAY_SERVE and section.cluster is None
 
-    async def prepare(self, request: ServiceRequest) -> Prepared | Needs:
+    async def read(self, request: ServiceRequest) -> Read | Needs:
+        """What it asks for. May take long."""
         draft = _draft(request)
         what = await self._what(draft, request)
-        if (problem := name_problem(what.name)) is not None:
-            raise problem
-        if await self._services.is_taken(what.name):  # said before that its port is taken
-            raise name_taken(what.name)
+        await self._expect_name(what.name)
         made = await self._revision(what, request)
         if isinstance(made, Needs):
             return made
         await self._jobs.expect_allowed(made.job, request.submit.user, may_end=False)
-        made, ray, cluster = await self._on_ray(draft, what, made, request.submit.user)
+        return Read(draft, what, made)
+
+    async def _expect_name(self, name: str) -> None:
+        if (problem := name_problem(name)) is not None:
+            raise problem
+        if await self._services.is_taken(name):  # said before that its port is taken
+            raise name_taken(name)
+
+    async def prepare(self, request: ServiceRequest, read: Read) -> Prepared:
+        """One at a time: what it gets depends on what the others have."""
+        draft, what = read.draft, read.what
+        await self._expect_name(what.name)  # another may have got it meanwhile
+        made, ray, cluster = await self._on_ray(draft, what, read.revision, request.submit.user)
         spec = _spec(what.name, draft.section, what.engine)
         placement = await self._jobs.place_idle(made.job)  # what can never run is refused now
         everywhere = await self._everywhere(made.job)
@@ -233,6 +253,8 @@ class Creation:
                 raise NotFound(f"{folder}: no such file or folder", hint=_EXAMPLE)
             return await asyncio.to_thread(described, folder.resolve()), str(folder), folder.resolve().stem
         job = await self._jobs.find(word)
+        if job.spec.private:  # a service, where it came from and what happens to it are for all to see
+            return await self._of_job(job, path), PRIVATE_JOB, ""
         return await self._of_job(job, path), f"job {job.id} {job.spec.name}", job.spec.name
 
     async def _of_job(self, job: Job, path: str | None) -> ModelFolder:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ugro.agent.support.caller import may_read_files
 from ugro.core.errors import ConfigError, NotAllowed, NotFound
 from ugro.core.results import JobResults, ResultState
 
@@ -73,7 +74,8 @@ def described(folder: Path) -> ModelFolder:
     base, source = about.get("base"), about.get("base_path")
     if about.get("kind") != "lora":
         return ModelFolder(folder)
-    if isinstance(source, str) and _is_model(Path(source).expanduser()):
+    # For others not even looked at: what is said of it would tell which files there are.
+    if isinstance(source, str) and may_read_files() and _is_model(Path(source).expanduser()):
         return ModelFolder(folder, base=Path(source).expanduser(), is_adapter=True)
     if not base:
         hint = "train it again, or write the name of its base model into ugro.json"

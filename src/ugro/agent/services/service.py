@@ -85,13 +85,14 @@ class Services:
         if (known := await self.services.requested(request.submit.key)) is not None:
             return await self._report(known)
         self.jobs.expect_submittable()
+        read = await self._creation.read(request)  # it may resolve packages, which takes minutes: others need not wait
+        if isinstance(read, Needs):
+            return read
         async with AsyncExitStack() as stack:  # two that are prepared at once would choose the same port
             await stack.enter_async_context(self._preparing)
             if self._creation.starts_cluster(request):
                 await stack.enter_async_context(self._rays.preparing)
-            new = await self._creation.prepare(request)
-            if isinstance(new, Needs):
-                return new
+            new = await self._creation.prepare(request, read)
             await self._refuse_port(new.service)
             made = await asyncio.shield(self._add(new))
         return await self._report(made)

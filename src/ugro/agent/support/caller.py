@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, Field
 
 from ugro.core.errors import NotAllowed, NotFound
 from ugro.core.identity import Caller
@@ -40,12 +40,8 @@ def viewer() -> str | None:
 
 
 def sees(job: Job) -> bool:
-    return may_see(job.user, is_private=job.spec.private)
-
-
-def may_see(user: str, *, is_private: bool) -> bool:
     asks = caller()
-    return asks is None or asks.may_see(user, is_private=is_private)
+    return asks is None or asks.may_see(job.user, is_private=job.spec.private)
 
 
 def visible(jobs: Iterable[Job]) -> list[Job]:
@@ -129,10 +125,10 @@ def _as_seen(claimed: str) -> str:
 def _own_key(key: str) -> str:
     """So that nobody names a submission of somebody else, or one that the agent makes itself."""
     asks = caller()
-    return key if asks is None or asks.shares_account or not key else f"{asks.user}/{key}"
+    return key if asks is None or asks.shares_account else f"{asks.user}/{key}"
 
 
 _STATUS = "see: ugro status"
 # In the body of a request: who the agent saw, whatever name the client claims.
 SeenUser = Annotated[str, AfterValidator(_as_seen)]
-OwnKey = Annotated[str, AfterValidator(_own_key)]
+OwnKey = Annotated[str, Field(min_length=1), AfterValidator(_own_key)]

@@ -13,7 +13,7 @@ from typing import Any
 from ugro.agent.artifacts.log_stream import agent_stops
 from ugro.agent.jobs.service import JobService, owner_of_copy
 from ugro.agent.jobs.submission import Needs
-from ugro.agent.support.caller import knows_values_of, may_see, viewer
+from ugro.agent.support.caller import knows_values_of, viewer
 from ugro.agent.support.change_signal import ChangeSignal, wait_for_any
 from ugro.agent.support.crashpoint import point
 from ugro.agent.sweep.creation import SweepRequest, prepare, trial_job
@@ -93,8 +93,8 @@ class SweepService:
         return new if isinstance(new, Needs) else await preview(new, await self.sweeps.next_number(), self.jobs)
 
     async def newest(self, limit: int) -> list[SweepReport]:
-        found = await self.sweeps.newest(limit)
-        return [await self._report(sweep) for sweep in found if may_see(sweep.user, is_private=sweep.is_private)]
+        """Of those that the caller may see."""
+        return [await self._report(sweep) for sweep in await self.sweeps.newest(limit, viewer())]
 
     async def find(self, word: str) -> Sweep:
         """Among those that the caller may see. Raises NotFound."""
@@ -146,7 +146,7 @@ class SweepService:
             raise NotAllowed(f"sweep {sweep.name} has no best trial yet", hint=f"see: ugro sweep status {sweep.name}")
         base, name = decode(JobSpec, json.loads(sweep.spec)), f"{sweep.name[:50]}-best"
         made = await trial_job(base, name, best.settings, spec.options, self.jobs)
-        return await self.jobs.submit_made(made, owner_of_copy(sweep.user, user), key)
+        return await self.jobs.submit_made(made, owner_of_copy(sweep.user, user), key, is_asked=True)
 
     async def watch(self, word: str) -> AsyncGenerator[list[SweepReport]]:
         """The sweep now and after each change, until it is over."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from ugro.core.errors import NotFound
@@ -14,7 +14,7 @@ from ugro.policy.scheduling.decision import Fail, Start, Wait
 from ugro.policy.scheduling.reasons import given, what_is_left_out
 from ugro.policy.scheduling.scheduler import Turn, actions, turn_of
 from ugro.policy.scheduling.waiting_jobs import WaitingJobs
-from ugro.policy.wording import count_of, names
+from ugro.policy.wording import PRIVATE_JOB, count_of, names, without_numbers
 
 # The most that a forecast may cost: jobs considered, summed over all simulated passes.
 _FORECAST_JOBS = 5_000
@@ -33,8 +33,22 @@ class Why:
     quota_until: float | None = None  # when that has room at the latest; then it needs free devices, too
 
 
-def why(view: ClusterView, job_id: int, waiting: WaitingJobs | None = None) -> Why:
-    """``waiting`` replaces the waiting jobs in ``view``, if they are kept from pass to pass."""
+def why(
+    view: ClusterView,
+    job_id: int,
+    waiting: WaitingJobs | None = None,
+    is_hidden: Callable[[int], bool] = lambda number: False,
+) -> Why:
+    """``waiting`` replaces the waiting jobs in ``view``, if they are kept from pass to pass.
+
+    ``is_hidden``: whether who asks must not know of a job.
+    """
+    found = _why(view, job_id, waiting, is_hidden)
+    blocked_by = tuple(number for number in found.blocked_by if not is_hidden(number))
+    return replace(found, text=without_numbers(found.text, is_hidden), blocked_by=blocked_by)
+
+
+def _why(view: ClusterView, job_id: int, waiting: WaitingJobs | None, is_hidden: Callable[[int], bool]) -> Why:
     if waiting is None:
         waiting = WaitingJobs.of(view.waiting, view.ended)
     job = waiting.get(job_id)
@@ -48,20 +62,19 @@ def why(view: ClusterView, job_id: int, waiting: WaitingJobs | None = None) -> W
     if isinstance(decision, Fail):
         return Why(job_id, f"it will not start: {decision.reason}")
     if decision.quota is not None:
-        return _over_quota(view, turn, decision, waiting)
+        return _over_quota(view, decision, _details(view, turn, waiting, is_hidden))
     start = decision.may_start_at
     if start is None:
         start = _forecast(_up_to(job, turn, view, waiting), turn, job_id)
-    details = (*_details(view, turn, waiting), *_other_ways(view, job, waiting), _when(start, view.now))
+    details = (*_details(view, turn, waiting, is_hidden), *_other_ways(view, job, waiting), _when(start, view.now))
     return Why(job_id, decision.reason, details, decision.blocked_by, _nodes_of(decision, view), start)
 
 
-def _over_quota(view: ClusterView, turn: Turn, wait: Wait, waiting: WaitingJobs) -> Why:
+def _over_quota(view: ClusterView, wait: Wait, details: Iterator[str]) -> Why:
     until = wait.quota_until
     when = "unknown when the quota has room" if until is None else "then it starts as soon as devices are free"
-    details = (*_details(view, turn, waiting), when)
     nodes = _nodes_of(wait, view)
-    return Why(wait.job, wait.reason, details, wait.blocked_by, nodes, quota=wait.quota, quota_until=until)
+    return Why(wait.job, wait.reason, (*details, when), wait.blocked_by, nodes, quota=wait.quota, quota_until=until)
 
 
 def _other_ways(view: ClusterView, job: Waiting, waiting: WaitingJobs) -> Iterator[str]:
@@ -84,16 +97,19 @@ def _not_waiting(view: ClusterView, job_id: int) -> Why:
     raise NotFound(f"there is no job {job_id}", hint="see all: ugro status")
 
 
-def _details(view: ClusterView, turn: Turn, waiting: WaitingJobs) -> Iterator[str]:
+def _details(
+    view: ClusterView, turn: Turn, waiting: WaitingJobs, is_hidden: Callable[[int], bool]
+) -> Iterator[str]:
     assert isinstance(turn.decision, Wait)
     blocked_by = turn.decision.blocked_by
     blockers = {holder.id: holder for holder in view.holding if holder.id in blocked_by}
     for number in blocked_by:
         if number in blockers:
-            yield _holder(blockers[number], view.now)
+            yield _holder(blockers[number], view.now, is_hidden=is_hidden(number))
     for number in blocked_by:
         if (job := waiting.get(number)) is not None:
-            yield f"job {number} of {job.user} waits too, with priority {job.spec.priority}"
+            which = PRIVATE_JOB if is_hidden(number) else f"job {number} of {job.user}"
+            yield f"{which} waits too, with priority {job.spec.priority}"
     if turn.waiting_before:
         yield f"{count_of(len(turn.waiting_before), 'waiting job')} before it in the queue"
     own = waiting.get(turn.decision.job)
@@ -101,13 +117,14 @@ def _details(view: ClusterView, turn: Turn, waiting: WaitingJobs) -> Iterator[st
     yield from what_is_left_out(sorted(view.nodes, key=lambda node: node.name), imports, user)
 
 
-def _holder(holder: Holding, now: float) -> str:
+def _holder(holder: Holding, now: float, *, is_hidden: bool) -> str:
     end = holder.end(now)
     if holder.is_stopping:
         until = "is being stopped"
     else:
         until = "has no time limit" if end is None else f"ends within {format_duration(end - now)}"
-    return f"job {holder.id} of {holder.user} holds {_held(holder.placement)} and {until}"
+    which = PRIVATE_JOB if is_hidden else f"job {holder.id} of {holder.user}"
+    return f"{which} holds {_held(holder.placement)} and {until}"
 
 
 def _held(placement: Placement) -> str:

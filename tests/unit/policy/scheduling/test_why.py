@@ -11,6 +11,7 @@ from ugro.policy.scheduling.cluster_view import Holding
 from ugro.policy.scheduling.decision import Start
 from ugro.policy.scheduling.scheduler import schedule
 from ugro.policy.scheduling.why import why
+from ugro.policy.wording import without_numbers
 
 
 def test_why_names_who_holds_what_is_needed_and_when_it_may_be_free() -> None:
@@ -28,6 +29,41 @@ def test_why_names_who_holds_what_is_needed_and_when_it_may_be_free() -> None:
     assert second.may_start_at is None
     assert "1 waiting job before it in the queue" in second.details
     assert second.details[-1] == "unknown when it can start"
+
+
+def test_why_says_of_a_private_job_what_it_holds_and_neither_which_nor_whose_it_is() -> None:
+    holding = [holds(7, "n0", time_limit_s=1000.0), holds(8, "n1", user="eve", time_limit_s=1900.0)]
+    seen = snapshot(nodes(2), [job(1, on=2), job(2)], holding)
+    first = why(seen, 1, is_hidden=lambda number: number == 8)
+    assert first.text.endswith("waits for job 7 and a private job on n0 and n1, for 30m at most")
+    assert first.details[:2] == (
+        "job 7 of bob holds n0 (GPU 0) and ends within 15m",
+        "a private job holds n1 (GPU 0) and ends within 30m",
+    )
+    assert (first.blocked_by, first.nodes) == ((7,), ("n0", "n1"))
+    queue = [job(1, user="eve", on=2, priority=90), job(2)]
+    behind = why(snapshot(nodes(2), queue, holding[1:]), 2, is_hidden=lambda _: True)
+    words = " ".join((behind.text, *behind.details))
+    assert "reserved for a private job" in words
+    assert "a private job waits too, with priority " in words
+    assert "eve" not in words
+    assert behind.blocked_by == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("waits for job 7 on n0", "waits for job 7 on n0"),
+        ("waits for job 8 on n0", "waits for a private job on n0"),
+        ("jobs 8 and 9 have no time limit", "2 private jobs have no time limit"),
+        ("jobs 7, 8 and 10 wait", "jobs 7, 10 and a private job wait"),
+        ("jobs 7, 8, 9 and 12 more wait", "jobs 7, 12 more and 2 private jobs wait"),
+        ("jobs 8 and 9 more wait", "a private job and 9 more wait"),
+        ("job 80 ended; 8 of 9 cores", "job 80 ended; 8 of 9 cores"),
+    ],
+)
+def test_a_sentence_loses_the_numbers_of_hidden_jobs_alone(text: str, shown: str) -> None:
+    assert without_numbers(text, lambda number: number in (8, 9)) == shown
 
 
 def test_why_looks_ahead_through_the_queue() -> None:
