@@ -32,7 +32,7 @@ class FakeNode:
     error: Unreachable | None = None
     machine: Any = field(default_factory=lambda: SimpleNamespace(user="ugro"))
 
-    async def ready(self, timeout_s: float) -> None:
+    async def ready(self, timeout_s: float, *, patiently: bool) -> None:
         raise Unreachable(f"through {self.spec.name}", cause="test")
 
 

@@ -124,6 +124,7 @@ class KeptEnvironments:
             return _unasked(Unasked(node.spec.name, error.message, error.hint, isinstance(error, Unreachable)))
 
     def _envs(self, node: Node) -> PythonEnvs:
+        node.wake()  # somebody waits for the answer
         # A node that is connecting for the first time gets the time a connection may take.
         return PythonEnvs(node, self._identity(), 2 * self._cluster.config.ssh.connect_timeout)
 

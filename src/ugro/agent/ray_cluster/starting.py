@@ -173,7 +173,7 @@ class Starting:
         login = self._cluster.inventory.open_login(name) if is_user(account) and "@" not in account else None
         if login is None:
             raise Unsatisfiable(f"there is no account for {user}: {account!r:.80}", subject=node)
-        return await login.ready(self._limit_s)
+        return await login.ready(self._limit_s, patiently=True)
 
     async def _own_link(self, node: str) -> Link:
         return await self._cluster.inventory.named(node).ready(self._limit_s)
