@@ -254,13 +254,14 @@ def test_a_login_whose_account_is_gone_is_closed_and_not_taken_for_empty() -> No
 
 def test_a_cluster_without_accounts_has_no_logins_to_look_at() -> None:
     logins, inventory, _ = made("gpu1")
-    assert logins.are_possible
+    found = [logins.are_possible]
     inventory.nodes["gpu1"].spec = NodeSpec("gpu1")
-    assert not logins.are_possible
+    found.append(logins.are_possible)
     logins.placed(Placement((Share("gpu1"),)))
-    assert not logins.are_possible
-    logins.remember({"ann@gpu1": True}, _no_record)
-    assert logins.are_possible, "from a time when it had"
+    found.append(logins.are_possible)
+    logins.remember({"ann@gpu1": True}, _no_record)  # from a time when it had
+    found.append(logins.are_possible)
+    assert found == [True, False, False, True]
 
 
 async def _nothing(name: str) -> None:

@@ -15,6 +15,7 @@ from ugro.agent.engine.reconciler import Engine
 from ugro.agent.jobs.dry_run import DryRunner, Previewer
 from ugro.agent.jobs.quota_gate import QuotaGate
 from ugro.agent.jobs.submission import Needs, SubmissionReader, Submit, Taken
+from ugro.agent.python_env.reading import settled
 from ugro.agent.support.caller import caller, expect_visible, viewer
 from ugro.agent.support.change_signal import ChangeSignal
 from ugro.agent.support.crashpoint import point
@@ -172,7 +173,8 @@ class JobService:
         if exact:
             self._submitting.expect_code(old)
         await self._check([(old.spec, user)])
-        spec = replace(old.spec, after=await self._still_known(old.spec.after))
+        after, environment = await self._still_known(old.spec.after), settled(old.spec.environment, old.user)
+        spec = replace(old.spec, after=after, environment=environment)
         async with self._gate.room([(user, key)]):
             submission = await self._jobs.submit(spec, user, key, About(origin=old.origin))
         point("submit.recorded")

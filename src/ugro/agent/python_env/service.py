@@ -12,6 +12,7 @@ from ugro.agent.python_env.files import Files
 from ugro.agent.python_env.hosts import Hosts
 from ugro.agent.python_env.making import Maker, Wanted, local_errors
 from ugro.agent.python_env.progress import UnderWay
+from ugro.agent.python_env.reading import settled
 from ugro.agent.python_env.resolving import Resolver
 from ugro.agent.python_env.tools import Tools
 from ugro.agent.python_env.workshop import Workshop
@@ -107,9 +108,10 @@ class PythonEnvService:
 
     async def ensure_for(self, job: Job) -> dict[str, Made]:
         """On the nodes of its attempt, whose record then says so; none if the job has no environment."""
-        if job.spec.environment is None or job.placement is None:
+        request = settled(job.spec.environment, job.user)
+        if request is None or job.placement is None:
             return {}
-        made = await self.ensure(job.spec.environment, job.placement.nodes)
+        made = await self.ensure(request, job.placement.nodes)
         found = {node: await self._recorded(node, one) for node, one in made.items()}
         await self._records.record(job.id, job.attempt, found)
         return made
