@@ -133,6 +133,11 @@ class Inventory:
     def logins(self) -> tuple[Node, ...]:
         return tuple(self._logins.values())
 
+    @property
+    def linked(self) -> list[Node]:
+        """The nodes and logins that can be asked now."""
+        return [node for node in (*self, *self.logins) if node.link is not None]
+
     def opened_login(self, name: str) -> Node | None:
         """None if it is not dialled now. It stays so."""
         return self._logins.get(name)

@@ -264,6 +264,16 @@ def test_a_cluster_without_accounts_has_no_logins_to_look_at() -> None:
     assert found == [True, False, False, True]
 
 
+def test_a_user_reaches_nodes_that_answer_through_logins_that_are_open() -> None:
+    logins, inventory, _ = made("gpu1", "gpu2", "gpu3", "gpu4")
+    inventory.nodes["gpu3"].spec = NodeSpec("gpu3")
+    inventory.nodes["gpu4"].link = None
+    logins.keep_up([], of("ann"))
+    inventory.open["ann@gpu2"].link = None
+    assert logins.reached("ann") == ["ann@gpu1", "gpu2", "gpu3"]
+    assert logins.reached("bob") == ["gpu1", "gpu2", "gpu3"]
+
+
 async def _nothing(name: str) -> None:
     """Nothing is recorded."""
 

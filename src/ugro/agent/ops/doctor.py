@@ -72,7 +72,7 @@ class Doctor:
         self._report(await _judge_connections([visit.link for visit in visits]))
 
     def _dial_logins(self, nodes: Set[str]) -> None:
-        """Whoever was denied may have got an account, and would be tried again within an hour only."""
+        """Somebody who was denied may have an account by now, and would be tried within an hour only."""
         for login in self._inventory.logins:
             if node_of(login.spec.name) in nodes:
                 login.wake()

@@ -47,8 +47,8 @@ class KeptEnvironments:
         return meant(word, (await self.listing(list(self._cluster.inventory))).environments)
 
     async def names(self) -> set[str]:
-        """On the nodes that can be asked now."""
-        listing = await self.listing([node for node in self._cluster.inventory if node.link is not None])
+        """On the nodes that can be asked now, in whatever account."""
+        listing = await self.listing(self._cluster.inventory.linked)
         return {one.name for one in listing.environments}
 
     async def seen(self, node: Node) -> tuple[KeptEnvironment, ...] | None:

@@ -57,6 +57,10 @@ class PythonEnvService:
         self._work: SharedWork[tuple[str, str], Made] = SharedWork("make environment")
         self._under_way = UnderWay()
         self.on_made: Callable[[str], None] = lambda node: None
+        # The nodes that answer, or the user's logins there: an account may have a Python of its own.
+        self.reached: Callable[[str], list[str]] = lambda user: [
+            node.spec.name for node in cluster.inventory if node.link is not None
+        ]
 
     def on(self, node: str) -> PythonEnvs:
         return PythonEnvs(self._cluster.inventory.get(node), self._identity, _CONNECT_S)
@@ -116,9 +120,9 @@ class PythonEnvService:
         await self._records.record(job.id, job.attempt, found)
         return made
 
-    async def upgrade(self, request: EnvRequest) -> None:
+    async def upgrade(self, request: EnvRequest, user: str) -> None:
         """Resolves it again for every node that answers. Raises EnvFailed."""
-        nodes = [node.spec.name for node in self._cluster.inventory if node.link is not None]
+        nodes = self.reached(user)
         if request.existing is not None or not nodes:
             return
         await together(self._resolved(one, _nobody, upgrade=True) for one in await self.wanted(request, nodes))

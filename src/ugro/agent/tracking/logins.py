@@ -137,6 +137,13 @@ class Logins:
         account = _account_of(node, user)
         return node.spec.name if account is None else account.login
 
+    def reached(self, user: str) -> list[str]:
+        """Of each node that answers, the name through which a user's job reaches it: of the login if that is open."""
+        nodes = [node for node in self._inventory if node.link is not None]
+        logins = [self._inventory.opened_login(self.name_for(node, user)) for node in nodes]
+        found = [login if login is not None and login.link is not None else None for login in logins]
+        return [(login or node).spec.name for node, login in zip(nodes, found, strict=True)]
+
     def located(self, placement: Placement, user: str) -> tuple[str, ...]:
         """The names for the nodes of a placement, in its order."""
         found = ((name, self._inventory.find(name)) for name in placement.nodes)
