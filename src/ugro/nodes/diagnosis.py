@@ -17,10 +17,11 @@ from ugro.core.node import NodeSpec
 from ugro.core.support.codec import decode
 
 DENIED = "login-denied"
+NAME_NOT_FOUND = "name-not-found"
 # Retrying soon does not help, and too many failed logins get addresses banned.
 LASTING_CAUSES = frozenset(
     {
-        "name-not-found",
+        NAME_NOT_FOUND,
         "host-key-unknown",
         "host-key-changed",
         DENIED,

@@ -95,8 +95,18 @@ class Node:
         return max(self._linked_at, self._link.revived_at or self._linked_at)
 
     @property
-    def has_lasting_error(self) -> bool:
+    def _has_lasting_error(self) -> bool:
         return self.error is not None and self.error.cause in diagnosis.LASTING_CAUSES
+
+    @property
+    def _is_left_alone(self) -> bool:
+        # A name that is not found is no failed login, and is found again when this machine's network is back.
+        is_lasting = self._has_lasting_error and not self._lacks_name
+        return self.is_resting or is_lasting
+
+    @property
+    def _lacks_name(self) -> bool:
+        return self.error is not None and self.error.cause == diagnosis.NAME_NOT_FOUND
 
     @property
     def denied_s(self) -> float:
@@ -114,7 +124,7 @@ class Node:
         """
         if (link := self.link) is not None:
             return link
-        if not (patiently and (self.is_resting or self.has_lasting_error)):
+        if not (patiently and self._is_left_alone):
             self.wake()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
@@ -227,7 +237,7 @@ class Node:
     def _pause_s(self) -> float:
         if self._is_denied_login:
             return denied_pause_s(len(self._denied), random.random())
-        if self.has_lasting_error:
+        if self._has_lasting_error:
             return _LASTING_PAUSE_S * random.uniform(0.8, 1.2)
         if self.is_resting:
             return _LASTING_PAUSE_S * random.uniform(0.4, 0.6)

@@ -14,12 +14,12 @@ OPENED = ("tests/unit/agent/test_logins.py",)
 MUTANTS = (
     Mutant(
         "what runs in the background dials a node that denies the login",
-        (Edit(_NODE, "self.is_resting or self.has_lasting_error)", "self.is_resting)"),),
+        (Edit(_NODE, "return self.is_resting or is_lasting", "return self.is_resting"),),
         DIALLED,
     ),
     Mutant(
         "what runs in the background dials a node that sleeps",
-        (Edit(_NODE, "(self.is_resting or self.has_lasting_error)", "self.has_lasting_error"),),
+        (Edit(_NODE, "return self.is_resting or is_lasting", "return is_lasting"),),
         DIALLED,
     ),
     Mutant(

@@ -15,7 +15,7 @@ from ugro.agent.tracking.placed_runs import PlacedRuns
 from ugro.agent.tracking.run_tracker import RunTracker
 from ugro.core.errors import Unreachable
 from ugro.core.node import NodeSpec
-from ugro.nodes.diagnosis import DENIED
+from ugro.nodes.diagnosis import DENIED, NAME_NOT_FOUND
 from ugro.nodes.inventory import Inventory
 from ugro.nodes.node import Dialling, Node
 from ugro.nodes.runs import Identity, Runs
@@ -23,6 +23,7 @@ from ugro.nodes.transport import SshOptions
 
 _DENIES = 'echo dialled >> "$0"; echo "ann@gpu1: Permission denied (publickey)." >&2; exit 255'
 _IS_DOWN = 'echo dialled >> "$0"; exit 3'
+_NO_NAME = 'echo dialled >> "$0"; echo "ssh: Could not resolve hostname gpu1: Name not known" >&2; exit 255'
 
 
 @contextlib.asynccontextmanager
@@ -74,6 +75,17 @@ def test_background_work_does_not_dial_a_node_that_sleeps(tmp_path: Path) -> Non
             await ask(node)
             assert dials(tmp_path) == 1
             node.is_resting = False
+            await ask(node)
+            assert dials(tmp_path) == 2
+
+    asyncio.run(work())
+
+
+def test_a_node_whose_name_was_not_found_for_a_moment_is_dialled_by_what_needs_it(tmp_path: Path) -> None:
+    async def work() -> None:
+        async with failing(tmp_path, "gpu1", _NO_NAME) as node:
+            assert node.error is not None
+            assert node.error.cause == NAME_NOT_FOUND
             await ask(node)
             assert dials(tmp_path) == 2
 
