@@ -124,6 +124,7 @@ def make_parts(base: Base, identity: Identity) -> Parts:
         base.store.jobs, watch, footing.planner, footing.code, scheduler_input, footing.collector
     )
     engine.logins.remember(base.logins, base.store.logins.clear)
+    footing.python_envs.reached = engine.logins.reached
     placed.live = engine.live.get
     _inform_health(base, engine, watch)
     results = ResultService(

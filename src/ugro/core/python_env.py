@@ -35,8 +35,8 @@ class EnvRequest:
     offline: bool = False  # the nodes get their wheels from the agent
     no_index: bool = False  # only ``find_links``
     upgrade: bool = False  # resolve it again when the job is submitted
-    whose: Whose = Whose.OWNER  # recorded with it: when a job starts, nobody asks any more
     user: str = ""  # if somebody else chose them: who
+    whose: Whose | None = None  # recorded with it: when a job starts, nobody asks any more; None: an older record
 
     @property
     def is_foreign(self) -> bool:

@@ -16,13 +16,15 @@ from ugro.core.login import node_of
 from ugro.core.node import NodeSpec
 from ugro.core.support.codec import decode
 
+DENIED = "login-denied"
+NAME_NOT_FOUND = "name-not-found"
 # Retrying soon does not help, and too many failed logins get addresses banned.
 LASTING_CAUSES = frozenset(
     {
-        "name-not-found",
+        NAME_NOT_FOUND,
         "host-key-unknown",
         "host-key-changed",
-        "login-denied",
+        DENIED,
         "python-missing",
         "python-old",
         "home-not-writable",

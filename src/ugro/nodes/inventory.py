@@ -133,6 +133,15 @@ class Inventory:
     def logins(self) -> tuple[Node, ...]:
         return tuple(self._logins.values())
 
+    @property
+    def linked(self) -> list[Node]:
+        """The nodes and logins that can be asked now."""
+        return [node for node in (*self, *self.logins) if node.link is not None]
+
+    def opened_login(self, name: str) -> Node | None:
+        """None if it is not dialled now. It stays so."""
+        return self._logins.get(name)
+
     def open_login(self, name: str) -> Node | None:
         """Dials as that account, unless the link is there. None if its node is not in this cluster, or not by ssh."""
         if (known := self._logins.get(name)) is not None:

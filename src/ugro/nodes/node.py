@@ -1,7 +1,7 @@
 """A node as the agent sees it: keeps its link open, and knows why when it is not.
 
 A lost link is dialled again with growing, jittered pauses. Callers wait in ``ready``, which never takes longer than
-one attempt: a node that is down does not delay others.
+one attempt: a node that is down does not delay others. Background work does not cut long pauses short.
 """
 
 from __future__ import annotations
@@ -16,16 +16,19 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from ugro.core.errors import Unreachable
+from ugro.core.login import account_of
 from ugro.core.node import LinkQuality, Machine, NodeSpec
 from ugro.core.support.clock import boot_clock_s
 from ugro.nodes import diagnosis
 from ugro.nodes.link import Link
 from ugro.nodes.transport import LINK_ENVIRONMENT, SshOptions
-from ugro.policy.lifecycle.backoff import delay_s
+from ugro.policy.lifecycle.backoff import delay_s, denied_pause_s
 
 log = logging.getLogger(__name__)
 
 _LASTING_PAUSE_S = 60.0
+_MOST_DENIALS = 10  # that are counted
+_WAKE_DENIED_AT_MOST_EVERY_S = 20.0
 # A good connection is open by then; and even if many nodes hang, the next one in the queue is dialled soon.
 _SLOT_S = 0.5
 _WAKE_AT_MOST_EVERY_S = 1.0
@@ -55,6 +58,7 @@ class Node:
         self._link: Link | None = None
         self._machine: Machine | None = None
         self._attempts = 0
+        self._denied: list[float] = []  # attempts in a row at which the login was denied: when, by our boot's clock
         self.is_resting = False  # it sleeps: it is dialled rarely, to notice that somebody has woken it
         self._loop = asyncio.get_running_loop()
         self._outcome: asyncio.Future[None] = self._loop.create_future()
@@ -90,11 +94,38 @@ class Node:
             return None
         return max(self._linked_at, self._link.revived_at or self._linked_at)
 
-    async def ready(self, timeout_s: float) -> Link:
-        """Returns the open link, or makes an attempt now and returns or raises its outcome."""
+    @property
+    def _has_lasting_error(self) -> bool:
+        return self.error is not None and self.error.cause in diagnosis.LASTING_CAUSES
+
+    @property
+    def _is_left_alone(self) -> bool:
+        # A name that is not found is no failed login, and is found again when this machine's network is back.
+        is_lasting = self._has_lasting_error and not self._lacks_name
+        return self.is_resting or is_lasting
+
+    @property
+    def _lacks_name(self) -> bool:
+        return self.error is not None and self.error.cause == diagnosis.NAME_NOT_FOUND
+
+    @property
+    def denied_s(self) -> float:
+        """From the first to the last of the attempts at which it was denied, with nothing else between them."""
+        return self._denied[-1] - self._denied[0] if self._denied else 0.0
+
+    @property
+    def _is_denied_login(self) -> bool:
+        return bool(self._denied and account_of(self.spec.name))
+
+    async def ready(self, timeout_s: float, *, patiently: bool = False) -> Link:
+        """Returns the open link, or makes an attempt now and returns or raises its outcome.
+
+        ``patiently``: for work that asks again and again. Where attempts are rare for a reason, it gets the last error.
+        """
         if (link := self.link) is not None:
             return link
-        self.wake()
+        if not (patiently and self._is_left_alone):
+            self.wake()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 await asyncio.shield(self._outcome)
@@ -108,7 +139,8 @@ class Node:
     def wake(self) -> None:
         """Dials now instead of at the end of the pause."""
         is_busy = self._link is not None or self._is_dialling or self._task.done() or not self._outcome.done()
-        if not is_busy and self._loop.time() - self._dialled_at >= _WAKE_AT_MOST_EVERY_S:
+        every_s = _WAKE_DENIED_AT_MOST_EVERY_S if self._is_denied_login else _WAKE_AT_MOST_EVERY_S
+        if not is_busy and self._loop.time() - self._dialled_at >= every_s:
             self._outcome = self._loop.create_future()
             self._wake.set()
 
@@ -151,6 +183,7 @@ class Node:
             self._dialled_at = self._loop.time()
         self._machine = link.machine
         self._link, self.error, self._down_s = link, None, None
+        self._denied = []
         self._linked_at = self._loop.time()
         log.info("connected", extra={"node": self.spec.name})
         return link
@@ -175,6 +208,7 @@ class Node:
 
     def _note_down(self, error: Unreachable) -> None:
         self._link = None
+        self._denied = [*self._denied[:_MOST_DENIALS], boot_clock_s()] if error.cause == diagnosis.DENIED else []
         self._down_s = self._down_s if self._down_s is not None else boot_clock_s()
         if self.error is None or self.error.cause != error.cause:
             log.warning("unreachable: %s", error.message, extra={"node": self.spec.name, "cause": error.cause})
@@ -201,7 +235,9 @@ class Node:
                 await self._wake.wait()
 
     def _pause_s(self) -> float:
-        if self.error is not None and self.error.cause in diagnosis.LASTING_CAUSES:
+        if self._is_denied_login:
+            return denied_pause_s(len(self._denied), random.random())
+        if self._has_lasting_error:
             return _LASTING_PAUSE_S * random.uniform(0.8, 1.2)
         if self.is_resting:
             return _LASTING_PAUSE_S * random.uniform(0.4, 0.6)

@@ -27,7 +27,7 @@ class Presence:
 
 async def watch(node: Node, rule: OwnerRule, connect_s: float) -> AsyncGenerator[Presence]:
     """What is so now, then every change, until the link is lost."""
-    link = await node.ready(connect_s)
+    link = await node.ready(connect_s, patiently=True)
     stream = link.stream("presence.watch", {"when": rule.when.value, "quiet_s": rule.quiet_s})
     unread = b""
     try:

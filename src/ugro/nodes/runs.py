@@ -253,7 +253,7 @@ class Runs:
 
     async def watch(self) -> AsyncGenerator[News]:
         """All our runs on the node, then every change of one, until the link is lost."""
-        link = await self.node.ready(self.connect_s)
+        link = await self.node.ready(self.connect_s, patiently=True)
         stream = link.stream("runs.watch", self.identity.params())
         try:
             async for _, payload in stream:
@@ -324,7 +324,7 @@ class Runs:
 
         ``most_bytes``: how large the file can be by now. ``promptly``: it matters how soon they are here.
         """
-        (job, attempt), link = run, await self.node.ready(self.connect_s)
+        (job, attempt), link = run, await self.node.ready(self.connect_s, patiently=True)
         how = {"promptly": True} if promptly else {}
         params = self.identity.params(job=str(job), attempt=attempt, file=file, offset=offset, **how)
         stream = link.stream("runs.follow", params)
@@ -342,7 +342,7 @@ class Runs:
             stream.cancel()
 
     async def _call(self, method: str, timeout_s: float, **params: Any) -> dict[str, Any]:
-        link = await self.node.ready(self.connect_s)
+        link = await self.node.ready(self.connect_s, patiently=True)
         return await link.call(f"runs.{method}", self.identity.params(**params), timeout_s=timeout_s)
 
 

@@ -36,12 +36,12 @@ class NodeCalls:
         return self.node.spec.name
 
     async def _call(self, method: str, timeout_s: float, **params: Any) -> dict[str, Any]:
-        link = await self.node.ready(self.connect_s)
+        link = await self.node.ready(self.connect_s, patiently=True)
         return await link.call(self.prefix + method, self.identity.params(**params), timeout_s=timeout_s)
 
     @asynccontextmanager
     async def _stream(self, method: str, **params: Any) -> AsyncIterator[tuple[Link, Stream]]:
-        link = await self.node.ready(self.connect_s)
+        link = await self.node.ready(self.connect_s, patiently=True)
         stream = link.stream(self.prefix + method, self.identity.params(**params))
         try:
             yield link, stream

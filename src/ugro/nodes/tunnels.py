@@ -45,7 +45,7 @@ class SocketTarget:
 
 async def connect(node: Node, identity: Identity, target: PortTarget | SocketTarget, *, ready_s: float) -> Duplex:
     """Open: what listens there has accepted. The caller ends or cancels it."""
-    link = await node.ready(ready_s)
+    link = await node.ready(ready_s, patiently=True)
     duplex = link.duplex("net.connect", identity.params(**target.params()))
     name = node_of(node.spec.name)
     try:

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -67,8 +68,8 @@ def job(ugro: Ugro, number: int) -> dict[str, Any]:
     return dict(json.loads(ugro("status", str(number), "--json").stdout)["job"])
 
 
-def until(ugro: Ugro, number: int, *states: str) -> dict[str, Any]:
-    wait_until(lambda: job(ugro, number)["state"] in states, 60, f"job {number} to be {states}")
+def until(ugro: Ugro, number: int, *states: str, limit_s: float = 60) -> dict[str, Any]:
+    wait_until(lambda: job(ugro, number)["state"] in states, limit_s, f"job {number} to be {states}")
     return job(ugro, number)
 
 
@@ -84,6 +85,11 @@ def go(farm: AccountsFarm) -> None:
 def ranks(farm: AccountsFarm) -> list[int]:
     theirs = processes_with_variable("HOME", [str(farm["n001"].home_of(MINE))])
     return [pid for pid in theirs if b"until [ -e" in command_of(pid)]
+
+
+def denials(farm: AccountsFarm, node: str) -> int:
+    """How often the server has let somebody without an account try."""
+    return sum(line.startswith(f"Invalid user {MINE}") for line in farm[node].log.splitlines())
 
 
 def command_of(pid: int) -> bytes:
@@ -201,7 +207,12 @@ def test_a_job_of_somebody_who_can_log_in_nowhere_waits_and_says_so_until_there_
     wait_until(lambda: words in ugro("why", str(number)).stdout.replace("\n", " "), 60, words)
     assert job(ugro, number)["state"] == "queued"
     go_home.give("somebody", MINE)
-    assert ugro("node", "show", "n001").returncode == 0
+
+    def has_run() -> bool:
+        assert ugro("doctor", "n001").returncode in (0, 1)  # has it tried now
+        return job(ugro, number)["state"] in ("succeeded", "failed")
+
+    wait_until(has_run, 60, "it to run")
     assert until(ugro, number, "succeeded", "failed")["state"] == "succeeded"
 
 
@@ -256,10 +267,49 @@ def test_a_job_whose_account_was_taken_away_can_be_cancelled_and_ends_when_the_a
     farm["n001"].kill_sessions(commands=False)
     until(ugro, number, "unreachable")
     assert ugro("cancel", str(number)).returncode == 0
-    assert "cannot be asked under this name any more" in until(ugro, number, "cancelled")["reason"]
+    wait_until(lambda: job(ugro, number)["state"] == "cancelled", 120, "it to be refused for a minute")
+    assert "cannot be asked under this name any more" in job(ugro, number)["reason"]
     assert ranks(farm), "nobody could end it"
     farm["n001"].give(MINE)
-    wait_until(lambda: not ranks(farm), 120, "it to be ended")
+
+    def is_ended() -> bool:
+        assert ugro("doctor", "n001").returncode in (0, 1)
+        return not ranks(farm)
+
+    wait_until(is_ended, 60, "it to be ended")
+
+
+@pytest.mark.proof
+def test_a_login_that_is_denied_for_a_moment_does_not_free_what_a_cancelled_job_holds(
+    one: AccountsFarm, ugro: Ugro
+) -> None:
+    number = submit(ugro)
+    wait_until(lambda: ranks(one), 30, "it to run")
+    one["n001"].give()
+    one["n001"].kill_sessions(commands=False)
+    until(ugro, number, "unreachable")
+    assert ugro("cancel", str(number)).returncode == 0
+    wait_until(lambda: job(ugro, number)["state"] == "stopping", 30, "it to be asked to end")
+    one["n001"].give(MINE)
+    assert "cannot be asked" not in until(ugro, number, "cancelled", limit_s=120)["reason"]
+    assert not ranks(one)
+
+
+@pytest.mark.proof
+def test_somebody_without_an_account_is_not_tried_again_and_again(farm_of: Farms, ugro: Ugro) -> None:
+    farm = farm_of.with_accounts(["somebody"], ["somebody"])
+    for node in farm.nodes:
+        node.configure(sshd_lines=("LogLevel VERBOSE",))
+        node.stop()
+        node.start()
+    ugro.cluster = personal(farm)
+    number = submit(ugro, "--only", "n001", script="id -un")
+    wait_until(lambda: denials(farm, "n001"), 60, "it to be denied")
+    asked_until = time.monotonic() + 15
+    while time.monotonic() < asked_until:  # people look, and nothing of that dials
+        assert "cannot be reached as" in ugro("why", str(number)).stdout.replace("\n", " ")
+        assert ugro("health", "n001").returncode in (0, 1)
+    assert (denials(farm, "n001"), denials(farm, "n002")) == (1, 0)
 
 
 @pytest.mark.proof

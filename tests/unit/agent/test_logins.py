@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -14,6 +14,7 @@ from ugro.core.errors import Unreachable
 from ugro.core.job import Placement, Share
 from ugro.core.login import account_of, node_of
 from ugro.core.node import NodeSpec
+from ugro.policy.scheduling.logins import Seeker
 
 
 @dataclass(eq=False)
@@ -46,6 +47,9 @@ class FakeInventory:
         found = self.nodes.get(name) or self.open.get(name)
         return self.open_login(name) if found is None and self.knows_login(name) else found
 
+    def opened_login(self, name: str) -> FakeNode | None:
+        return self.open.get(name)
+
     def open_login(self, name: str) -> FakeNode | None:
         if name not in self.open and node_of(name) in self.nodes:
             self.open[name] = FakeNode(self.nodes[node_of(name)].spec.login(account_of(name)))
@@ -59,6 +63,11 @@ class FakeWatch:
     def __init__(self, inventory: FakeInventory) -> None:
         self.inventory = inventory
         self.busy: set[str] = set()
+        self.refused: set[str] = set()
+        self.may_have_runs: Callable[[str], bool] = lambda name: False
+
+    def is_refused(self, name: str) -> bool:
+        return name in self.refused
 
     def has_runs(self, name: str) -> bool:
         return name in self.busy
@@ -76,6 +85,10 @@ def made(*nodes: str) -> tuple[Logins, FakeInventory, FakeWatch]:
     return Logins(cast(RunTracker, watch), idle_s=-1.0), inventory, watch
 
 
+def of(*users: str) -> set[Seeker]:
+    return {Seeker(user) for user in users}
+
+
 def refused() -> Unreachable:
     return Unreachable("login denied", cause="login-denied")
 
@@ -83,7 +96,7 @@ def refused() -> Unreachable:
 def test_a_node_that_sleeps_is_open_to_everybody_but_those_whom_it_refused() -> None:
     logins, inventory, _ = made("gpu1")
     node = inventory.nodes["gpu1"]
-    logins.keep_up([], ["ann", "bob"])
+    logins.keep_up([], of("ann", "bob"))
     inventory.open["bob@gpu1"].link, inventory.open["bob@gpu1"].error = None, refused()
     awake = logins.missing(cast(Any, node), ["ann", "bob"], False)
     assert [one.user for one in awake] == ["bob"]
@@ -95,13 +108,13 @@ def test_a_node_that_sleeps_is_open_to_everybody_but_those_whom_it_refused() -> 
 
 def test_logins_rest_while_their_node_sleeps_and_are_dialled_when_it_is_awake() -> None:
     logins, inventory, _ = made("gpu1")
-    logins.keep_up([], ["ann"])
+    logins.keep_up([], of("ann"))
     inventory.nodes["gpu1"].is_resting = True
-    logins.keep_up([], ["ann", "bob"])
+    logins.keep_up([], of("ann", "bob"))
     assert list(inventory.open) == ["ann@gpu1"], "nobody is connected with a node that sleeps"
     assert inventory.open["ann@gpu1"].is_resting
     inventory.nodes["gpu1"].is_resting = False
-    logins.keep_up([], ["ann"])
+    logins.keep_up([], of("ann"))
     assert inventory.open["ann@gpu1"].woken == 1
 
 
@@ -165,7 +178,7 @@ def test_a_login_that_gets_a_job_while_it_is_closed_stays() -> None:
 
 def test_a_login_stays_open_while_files_are_on_their_way() -> None:
     logins, inventory, _ = made("gpu1")
-    logins.keep_up([], ["ann"])
+    logins.keep_up([], of("ann"))
     inventory.open["ann@gpu1"].link.work = ("files.read",)
     assert logins.keep_up([], []) == []
     inventory.open["ann@gpu1"].link.work = ()
@@ -199,7 +212,7 @@ def test_a_job_that_was_taken_over_from_a_node_keeps_its_login() -> None:
 def test_a_node_that_has_just_booted_is_not_another_machine_for_its_users() -> None:
     logins, inventory, _ = made("gpu1")
     node = inventory.nodes["gpu1"]
-    logins.keep_up([], ["ann"])
+    logins.keep_up([], of("ann"))
     inventory.open["ann@gpu1"].machine = SimpleNamespace(user="ann", boot_id="new")
     node.link = None
     assert logins.missing(cast(Any, node), ["ann"], False) == ()
@@ -207,6 +220,58 @@ def test_a_node_that_has_just_booted_is_not_another_machine_for_its_users() -> N
     [found] = logins.missing(cast(Any, node), ["ann"], False)
     assert found.is_lasting
     assert "another machine" in found.reason
+
+
+def test_a_login_is_opened_only_on_nodes_that_the_waiting_jobs_may_use() -> None:
+    logins, inventory, _ = made("gpu1", "gpu2", "gpu3")
+    inventory.nodes["gpu3"].spec = replace(inventory.nodes["gpu3"].spec, labels=("fast",))
+    logins.keep_up([], {Seeker("ann", only=("gpu2",)), Seeker("bob", labels=("fast",))})
+    assert sorted(inventory.open) == ["ann@gpu2", "bob@gpu3"]
+    logins.placed(Placement((Share("ann@gpu1"),)))
+    assert logins.missing(cast(Any, inventory.nodes["gpu1"]), ["ann"], False)
+    assert sorted(inventory.open) == ["ann@gpu2", "bob@gpu3"], "whether it could start there is no reason to dial"
+
+
+def test_a_login_whose_account_is_gone_is_closed_and_not_taken_for_empty() -> None:
+    async def work() -> None:
+        logins, inventory, watch = made("gpu1")
+        logins.remember({"ann@gpu1": False}, _no_record)
+        logins.keep_up([], [])
+        watch.busy.add("ann@gpu1")  # it does not say what it has
+        assert logins.keep_up([], []) == []
+        watch.refused.add("ann@gpu1")
+        assert logins.keep_up([], []) == ["ann@gpu1"]
+        await logins.close("ann@gpu1")
+        assert (list(inventory.open), watch.may_have_runs("ann@gpu1")) == ([], True)
+        logins.keep_up([], [])
+        assert not inventory.open, "it is not dialled again"
+        inventory.nodes["gpu1"] = FakeNode(inventory.nodes["gpu1"].spec)
+        logins.keep_up([], [])
+        assert list(inventory.open) == ["ann@gpu1"], "it is, when its node is new"
+
+    asyncio.run(work())
+
+
+def test_a_cluster_without_accounts_has_no_logins_to_look_at() -> None:
+    logins, inventory, _ = made("gpu1")
+    found = [logins.are_possible]
+    inventory.nodes["gpu1"].spec = NodeSpec("gpu1")
+    found.append(logins.are_possible)
+    logins.placed(Placement((Share("gpu1"),)))
+    found.append(logins.are_possible)
+    logins.remember({"ann@gpu1": True}, _no_record)  # from a time when it had
+    found.append(logins.are_possible)
+    assert found == [True, False, False, True]
+
+
+def test_a_user_reaches_nodes_that_answer_through_logins_that_are_open() -> None:
+    logins, inventory, _ = made("gpu1", "gpu2", "gpu3", "gpu4")
+    inventory.nodes["gpu3"].spec = NodeSpec("gpu3")
+    inventory.nodes["gpu4"].link = None
+    logins.keep_up([], of("ann"))
+    inventory.open["ann@gpu2"].link = None
+    assert logins.reached("ann") == ["ann@gpu1", "gpu2", "gpu3"]
+    assert logins.reached("bob") == ["gpu1", "gpu2", "gpu3"]
 
 
 async def _nothing(name: str) -> None:

@@ -35,7 +35,7 @@ class FakeNode:
     opens: bool = False
     machine: Any = field(default_factory=lambda: SimpleNamespace(user="ugro"))
 
-    async def ready(self, timeout_s: float) -> FakeLink:
+    async def ready(self, timeout_s: float, *, patiently: bool) -> FakeLink:
         if not self.opens:
             raise Unreachable(f"through {self.spec.name}", cause="test")
         return FakeLink()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,11 +19,12 @@ from ugro.config.load import parse_config
 from ugro.config.python_env import variables_in
 from ugro.core.errors import ConfigError
 from ugro.core.job import Job, JobSpec, JobState
-from ugro.core.python_env import EnvRequest
+from ugro.core.python_env import EnvRequest, Whose
 from ugro.web.pages.settings import groups
 
 SECRET = "hunter2"
 CLUSTER = "nodes: [n1]\n"
+owners = partial(EnvRequest, whose=Whose.OWNER)
 
 
 def request(text: str, folder: Path, cluster: str = CLUSTER, **fields: object) -> EnvRequest | None:
@@ -56,36 +58,36 @@ def test_a_requirements_file_is_read_when_the_job_is_submitted(tmp_path: Path) -
     (tmp_path / "more" / "base.txt").write_text("numpy\n")
     text = 'environment: {python: "3.11", requirements: requirements.txt, packages: [pyyaml]}\n'
     found = request(text, tmp_path)
-    assert found == EnvRequest(python="3.11", requirements=("torch==2.13.0", "numpy", "pyyaml"))
+    assert found == owners(python="3.11", requirements=("torch==2.13.0", "numpy", "pyyaml"))
 
 
 def test_options_add_to_the_file_and_start_where_the_user_is(tmp_path: Path) -> None:
     (tmp_path / "r.txt").write_text("numpy\n")
-    assert request("workdir: /elsewhere\n", tmp_path, requirements="r.txt") == EnvRequest(requirements=("numpy",))
-    assert request("", tmp_path, package=["numpy", "torch"]) == EnvRequest(requirements=("numpy", "torch"))
+    assert request("workdir: /elsewhere\n", tmp_path, requirements="r.txt") == owners(requirements=("numpy",))
+    assert request("", tmp_path, package=["numpy", "torch"]) == owners(requirements=("numpy", "torch"))
 
 
 def test_the_cluster_file_has_the_default_and_the_sources(tmp_path: Path) -> None:
     cluster = f"{CLUSTER}environment: {{packages: [numpy], index_url: https://i/simple, find_links: [wheels]}}\n"
     links = (str(tmp_path / "wheels"),)
-    assert request("", tmp_path, cluster) == EnvRequest(
+    assert request("", tmp_path, cluster) == owners(
         requirements=("numpy",), index_url="https://i/simple", find_links=links
     )
     own = request("environment: {packages: [torch], find_links: [w]}\n", tmp_path, cluster)
-    assert own == EnvRequest(
+    assert own == owners(
         requirements=("torch",), index_url="https://i/simple", find_links=(str(tmp_path / "w"),)
     )
     assert request("environment: {enabled: false}\n", tmp_path, cluster) is None
     assert request("", tmp_path, cluster, environment=False) is None
-    assert request("environment: {existing: ~/venv}\n", tmp_path, cluster) == EnvRequest(existing="~/venv")
+    assert request("environment: {existing: ~/venv}\n", tmp_path, cluster) == owners(existing="~/venv")
 
 
 def test_a_job_undoes_what_the_cluster_file_says_of_sources(tmp_path: Path) -> None:
     cluster = f"{CLUSTER}environment: {{packages: [numpy], find_links: [/w], no_index: true, offline: true}}\n"
-    kept = EnvRequest(requirements=("numpy",), find_links=("/w",), no_index=True, offline=True)
+    kept = owners(requirements=("numpy",), find_links=("/w",), no_index=True, offline=True)
     assert request("", tmp_path, cluster) == kept
     own = request("environment: {offline: false, no_index: false, find_links: []}\n", tmp_path, cluster)
-    assert own == EnvRequest(requirements=("numpy",))
+    assert own == owners(requirements=("numpy",))
     named = request("environment: {index_url: 'https://i/simple'}\n", tmp_path, cluster)
     assert named == replace(kept, index_url="https://i/simple", no_index=False), "it is asked, not ignored"
 
@@ -184,10 +186,10 @@ def test_an_exported_job_is_the_same_again_and_asks_for_its_password(tmp_path: P
 @pytest.mark.parametrize(
     "environment",
     [
-        EnvRequest(python="3.11", requirements=("torch==2.13.0", "numpy; python_version > '3'"), constraints=("b<2",)),
-        EnvRequest(lock="version = 1\n[[package]]\n", lock_name="uv.lock", project='[project]\nname = "x"\n'),
-        EnvRequest(existing="~/miniconda3/envs/torch"),
-        EnvRequest(requirements=("a",), offline=True, no_index=True, find_links=("/w",)),
+        owners(python="3.11", requirements=("torch==2.13.0", "numpy; python_version > '3'"), constraints=("b<2",)),
+        owners(lock="version = 1\n[[package]]\n", lock_name="uv.lock", project='[project]\nname = "x"\n'),
+        owners(existing="~/miniconda3/envs/torch"),
+        owners(requirements=("a",), offline=True, no_index=True, find_links=("/w",)),
     ],
 )
 def test_an_exported_environment_is_the_same_again(environment: EnvRequest, tmp_path: Path) -> None:
@@ -205,14 +207,22 @@ def test_an_exported_environment_is_the_same_again(environment: EnvRequest, tmp_
     ],
 )
 def test_a_browser_names_no_files_of_this_machine(text: str) -> None:
-    draft = edited_job(f"command: [ls]\nenvironment: {text}\n", Given())
     with pytest.raises(ConfigError, match="of this machine cannot be named here"):
-        refuse_files(draft, EnvRequest(find_links=("/wheels",)))
+        from_browser(text)
 
 
 def test_a_browser_keeps_the_folders_of_the_job_before() -> None:
-    text = "command: [ls]\nenvironment: {packages: [a], find_links: [/wheels], constraints: \"b<2\\n\"}\n"
-    refuse_files(edited_job(text, Given()), EnvRequest(find_links=("/wheels",)))
+    found = from_browser('{packages: [a], find_links: [/wheels], constraints: "b<2\\n"}')
+    assert found is not None
+    assert found.find_links == ("/wheels",)
+
+
+def from_browser(text: str) -> EnvRequest | None:
+    """Of a job that is made from one with a folder."""
+    draft = edited_job(f"command: [ls]\nenvironment: {text}\n", Given())
+    refuse_files(draft)
+    config = parse_config("nodes: [n1]\n", Path("cluster.yaml"), {})
+    return environment_of(draft, Path("/"), config, owners(find_links=("/wheels",)))
 
 
 def test_a_lock_that_is_too_large_is_refused_with_a_way_out(tmp_path: Path) -> None:
@@ -226,7 +236,7 @@ def test_a_lock_is_read_with_the_project_beside_it(tmp_path: Path) -> None:
     assert "pyproject.toml" in refusal("environment: {lock: uv.lock}\n", tmp_path)
     (tmp_path / "pyproject.toml").write_text(project)
     found = request("environment: {lock: uv.lock}\n", tmp_path)
-    assert found == EnvRequest(lock=lock, lock_name="uv.lock", project=project)
+    assert found == owners(lock=lock, lock_name="uv.lock", project=project)
 
 
 def test_the_indexes_of_a_lock_are_used_as_if_they_were_named(tmp_path: Path) -> None:

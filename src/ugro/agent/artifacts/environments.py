@@ -86,7 +86,7 @@ class Environments:
         async with self._asking.setdefault(node, asyncio.Lock()):
             try:
                 runs = self._watch.runs(node)
-                link = await runs.node.ready(runs.connect_s)
+                link = await runs.node.ready(runs.connect_s, patiently=True)
                 return (await self._answer(node, link, wanted_at, is_fresh)).environment
             except (Unreachable, TimedOut, NotFound) as error:
                 log.info("the environment of the node is unknown: %s", error, extra={"node": node})

@@ -205,7 +205,7 @@ class CodeTransfers:
 
     async def _bring(self, node: str, root: str) -> None:
         transfer = self._transfers[node, root]
-        link = await self._node(node).ready(_CONNECT_S)
+        link = await self._node(node).ready(_CONNECT_S, patiently=True)
         try:
             async with self.lock.shared():
                 await self._send(node, root, transfer)

@@ -278,7 +278,7 @@ class Preflight:
 
     async def _link(self, node: str) -> Link:
         runs = self._watch.runs(node)
-        return await runs.node.ready(runs.connect_s)
+        return await runs.node.ready(runs.connect_s, patiently=True)
 
     def _params(self, node: str, job: Job, **more: Any) -> dict[str, Any]:
         return self._watch.runs(node).identity.params(job=str(job.id), attempt=job.attempt, **more)

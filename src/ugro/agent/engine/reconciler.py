@@ -44,6 +44,7 @@ from ugro.policy.lifecycle import attempt
 from ugro.policy.lifecycle.attempt import AttemptView, NodeRun, RunState
 from ugro.policy.lifecycle.clock import Jump
 from ugro.policy.scheduling import decision
+from ugro.policy.scheduling.logins import Seeker, seekers
 from ugro.policy.scheduling.scheduler import actions
 from ugro.store.job_moves import StaleMove
 from ugro.store.jobs import JobStore
@@ -92,10 +93,10 @@ class Engine:
         self._graces: dict[int, float] = {}  # of jobs that need less of it than their spec gives them
         self._seen_at: dict[tuple[int, int], float] = {}  # attempts under way: when a node first reported a run
         self._must_schedule = True
-        self._schedule_at = 0.0
-        self._idle_pause_s = _LONGEST_PAUSE_S
+        self._schedule_at, self._idle_pause_s = 0.0, _LONGEST_PAUSE_S
         self._must_keep = True  # some job is over, and may have made something
         self._silent: frozenset[str] = frozenset()  # nodes, by the last look
+        self._people: set[Seeker] | None = None  # in safe mode: everybody who ever submitted a job
         scheduler_input.ask(lambda node: node in self._silent, self.logins.missing)
         watch.on_change(self._wake.set)
         scheduler_input.listen(self.wake)
@@ -185,11 +186,16 @@ class Engine:
 
     async def _keep_logins(self, holding: Collection[Job]) -> None:
         """In safe mode everybody may have a run that the state does not know, and nobody is logged out."""
-        people = {line.user for line in self.live.queue.lines}
-        if self.safe_mode.is_on:
-            self.logins.keep_up(holding, people | await self._jobs.users())
+        if not self.logins.are_possible:
             return
-        for login in self.logins.keep_up(holding, people):
+        waiting = seekers(self.live.queue.lines)
+        if self.safe_mode.is_on:
+            if self._people is None:
+                self._people = {Seeker(user) for user in await self._jobs.users()}
+            self.logins.keep_up(holding, waiting | self._people)
+            return
+        self._people = None
+        for login in self.logins.keep_up(holding, waiting):
             self._work.do(("log out", login), partial(self.logins.close, login))
 
     def _stand_still(self, holding: Iterable[Job]) -> float:

@@ -16,6 +16,7 @@ from ugro.agent.jobs.dry_run import DryRunner, Previewer
 from ugro.agent.jobs.lookup import VisibleJobs
 from ugro.agent.jobs.quota_gate import QuotaGate
 from ugro.agent.jobs.submission import Needs, SubmissionReader, Submit, Taken
+from ugro.agent.python_env.reading import settled
 from ugro.agent.support.caller import caller, sees, viewer
 from ugro.agent.support.change_signal import ChangeSignal
 from ugro.agent.support.crashpoint import point
@@ -92,7 +93,7 @@ class JobService:
         if isinstance(spec, Needs):
             return spec
         await self._check([(spec, submit.user)])
-        return (await self._put([(await self._submitting.upgraded(spec), submit)]))[0]
+        return (await self._put([(await self._submitting.upgraded(spec, submit.user), submit)]))[0]
 
     async def environment(self, submit: Submit) -> EnvRequest | Needs | None:
         """The Python environment that such a job would have."""
@@ -103,7 +104,8 @@ class JobService:
         self._engine.safe_mode.check("and takes no jobs")
         taken: Taken = {}
         asked = [await self._submitting.spec(replace(submit, env=submit.env or {}), taken) for submit in submits]
-        specs = [await self._submitting.upgraded(spec) for spec in asked if not isinstance(spec, Needs)]
+        pairs = [(spec, one.user) for spec, one in zip(asked, submits, strict=True) if not isinstance(spec, Needs)]
+        specs = [await self._submitting.upgraded(spec, user) for spec, user in pairs]
         await self._check([(spec, submit.user) for spec, submit in zip(specs, submits, strict=True)])
         return await self._put(list(zip(specs, submits, strict=True)))
 
@@ -121,7 +123,7 @@ class JobService:
     async def read(self, submit: Submit) -> JobSpec | Needs:
         """The spec of a job that is not submitted itself."""
         spec = await self._submitting.spec(submit)
-        return spec if isinstance(spec, Needs) else await self._submitting.upgraded(spec)
+        return spec if isinstance(spec, Needs) else await self._submitting.upgraded(spec, submit.user)
 
     def read_folders(self, submit: Submit) -> AsyncGenerator[list[dict[str, Any]]]:
         """Reads the folders of a job that is about to be submitted, and says how far it is."""
@@ -192,7 +194,8 @@ class JobService:
         if exact:
             self._submitting.expect_code(old)
         await self._check([(old.spec, user)])
-        spec = replace(old.spec, after=await self._still_known(old.spec.after))
+        after, environment = await self._still_known(old.spec.after), settled(old.spec.environment, old.user)
+        spec = replace(old.spec, after=after, environment=environment)
         async with self._gate.room([(user, key)]):
             submission = await self._jobs.submit(spec, user, key, About(origin=old.origin))
         point("submit.recorded")

@@ -211,7 +211,7 @@ class SubmissionReader:
 
     async def _derived_environment(self, draft: Draft, old: Job) -> EnvRequest | None:
         """From its own text alone. Addresses without passwords keep those of the old job."""
-        refuse_files(draft, old.spec.environment)
+        refuse_files(draft)
         alone = replace(self._cluster.config, environment=EnvironmentSection())
         before = old.spec.environment or EnvRequest()
         request = await asyncio.to_thread(environment_of, draft, Path("/"), alone, before)
@@ -224,11 +224,11 @@ class SubmissionReader:
             return sending
         return self.envs.progress(job.placement.nodes)
 
-    async def upgraded(self, spec: JobSpec) -> JobSpec:
+    async def upgraded(self, spec: JobSpec, user: str) -> JobSpec:
         """Resolves its environment again if it asks for that: once, not for each of its attempts. Raises EnvFailed."""
         if spec.environment is None or not spec.environment.upgrade or self.envs is None:
             return spec
-        await self.envs.upgrade(spec.environment)
+        await self.envs.upgrade(spec.environment, user)
         return replace(spec, environment=replace(spec.environment, upgrade=False))
 
     async def about(self, spec: JobSpec, submit: Submit) -> About:

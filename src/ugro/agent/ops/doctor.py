@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence, Set
 from dataclasses import dataclass
 
 from ugro.agent.ops import host_keys
@@ -16,6 +16,7 @@ from ugro.agent.tracking.cluster import Cluster
 from ugro.agent.tracking.health import HealthCheck
 from ugro.core.errors import TimedOut, UgroError, Unreachable
 from ugro.core.finding import Finding
+from ugro.core.login import node_of
 from ugro.core.node import Facts, NodeSpec, Role
 from ugro.nodes.link import Link
 from ugro.nodes.node import Node
@@ -42,6 +43,7 @@ class Doctor:
 
     def __init__(self, cluster: Cluster, health: HealthCheck) -> None:
         self._config = cluster.config
+        self._inventory = cluster.inventory
         self._ssh_options = cluster.inventory.dialling(cluster.config).options
         self._health = health
         self._visiting = asyncio.Semaphore(self._config.health_check.max_workers)
@@ -59,6 +61,7 @@ class Doctor:
             work.cancel()
 
     async def _examine_all(self, nodes: Sequence[Node]) -> None:
+        self._dial_logins({node.spec.name for node in nodes})
         everyone = [visit for visit in await together(self._visit(node) for node in nodes) if visit is not None]
         seconds = self._health.second_names()
         self._report(judge_names([visit.found.name for visit in everyone], seconds))
@@ -67,6 +70,12 @@ class Doctor:
         self._report(judge([_installed(visit) for visit in visits]))
         self._report(judge_folders([visit.found for visit in visits]))
         self._report(await _judge_connections([visit.link for visit in visits]))
+
+    def _dial_logins(self, nodes: Set[str]) -> None:
+        """Somebody who was denied may have an account by now, and would be tried within an hour only."""
+        for login in self._inventory.logins:
+            if node_of(login.spec.name) in nodes:
+                login.wake()
 
     def _report(self, findings: Iterable[Finding]) -> None:
         for finding in findings:

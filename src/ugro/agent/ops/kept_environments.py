@@ -47,8 +47,8 @@ class KeptEnvironments:
         return meant(word, (await self.listing(list(self._cluster.inventory))).environments)
 
     async def names(self) -> set[str]:
-        """On the nodes that can be asked now."""
-        listing = await self.listing([node for node in self._cluster.inventory if node.link is not None])
+        """On the nodes that can be asked now, in whatever account."""
+        listing = await self.listing(self._cluster.inventory.linked)
         return {one.name for one in listing.environments}
 
     async def seen(self, node: Node) -> tuple[KeptEnvironment, ...] | None:
@@ -124,6 +124,7 @@ class KeptEnvironments:
             return _unasked(Unasked(node.spec.name, error.message, error.hint, isinstance(error, Unreachable)))
 
     def _envs(self, node: Node) -> PythonEnvs:
+        node.wake()  # somebody waits for the answer
         # A node that is connecting for the first time gets the time a connection may take.
         return PythonEnvs(node, self._identity(), 2 * self._cluster.config.ssh.connect_timeout)
 

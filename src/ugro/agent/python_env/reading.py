@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -26,6 +27,7 @@ from ugro.policy.python_env.requirements import (
     read_constraints,
     read_requirements,
 )
+from ugro.remote.identity import user_name
 
 T = TypeVar("T")
 _PROJECT = "pyproject.toml"
@@ -87,7 +89,7 @@ def environment_of(draft: Draft, here: Path, config: Config, old: EnvRequest | N
 
     offer = remote_client()
     if offer is None and not may_read_files():
-        refuse_files(draft, old)
+        refuse_files(draft)
     read = (lambda file: offer.text(file)) if offer is not None and own.names_packages else None
     own = own.located(base)
     try:
@@ -151,18 +153,22 @@ def _whose(own: EnvironmentSection, request: EnvRequest, config: Config) -> Whos
     return Whose.CLUSTER if is_default and config.path is not None else Whose.OTHER
 
 
-def refuse_files(draft: Draft, old: EnvRequest | None) -> None:
-    """Of a job file from elsewhere, such as a browser: it names no files of this machine that the old job did not."""
+def settled(request: EnvRequest | None, user: str) -> EnvRequest | None:
+    """Of a job or Ray cluster of this user that was recorded before ``whose`` was."""
+    if request is None or request.whose is not None:
+        return request
+    if user == user_name(os.geteuid()):
+        return replace(request, whose=Whose.OWNER)
+    return replace(request, whose=Whose.OTHER, user=user)
+
+
+def refuse_files(draft: Draft) -> None:
+    """Of a job file from elsewhere, such as a browser: it names no files of this machine."""
     section = draft.section.environment
     for key in FILES:
         value = getattr(section, key)
         if value is not None and "\n" not in value:
             draft.refuse(("environment", key), "a file of this machine cannot be named here", "list the packages")
-    known = old.places if old is not None else ()
-    places = {"index_url": (section.index_url or "",), "extra_index_url": section.extra_index_url}
-    for key, links in {**places, "find_links": section.find_links}.items():
-        if any(link and not link.startswith(_WEB) and link not in known for link in links):
-            draft.refuse(("environment", key), "a folder of this machine cannot be named here", "remove it")
 
 
 def with_variables(request: EnvRequest | None, env: Mapping[str, str]) -> EnvRequest | None:

@@ -12,6 +12,7 @@ from ugro.agent.python_env.files import Files
 from ugro.agent.python_env.hosts import Hosts
 from ugro.agent.python_env.making import Maker, Wanted, local_errors
 from ugro.agent.python_env.progress import UnderWay
+from ugro.agent.python_env.reading import settled
 from ugro.agent.python_env.resolving import Resolver
 from ugro.agent.python_env.tools import Tools
 from ugro.agent.python_env.workshop import Workshop
@@ -57,6 +58,10 @@ class PythonEnvService:
         self._work: SharedWork[tuple[str, str], Made] = SharedWork("make environment")
         self._under_way = UnderWay()
         self.on_made: Callable[[str], None] = lambda node: None
+        # The nodes that answer, or the user's logins there: an account may have a Python of its own.
+        self.reached: Callable[[str], list[str]] = lambda user: [
+            node.spec.name for node in cluster.inventory if node.link is not None
+        ]
 
     def on(self, node: str) -> PythonEnvs:
         return PythonEnvs(self._cluster.inventory.get(node), self._identity, _CONNECT_S)
@@ -108,17 +113,18 @@ class PythonEnvService:
 
     async def ensure_for(self, job: Job) -> dict[str, Made]:
         """On the nodes of its attempt, whose record then says so; none if the job has no environment."""
-        if job.spec.environment is None or job.placement is None:
+        request = settled(job.spec.environment, job.user)
+        if request is None or job.placement is None:
             return {}
         with working_for(job.user):
-            made = await self.ensure(job.spec.environment, job.placement.nodes)
+            made = await self.ensure(request, job.placement.nodes)
         found = {node: await self._recorded(node, one) for node, one in made.items()}
         await self._records.record(job.id, job.attempt, found)
         return made
 
-    async def upgrade(self, request: EnvRequest) -> None:
+    async def upgrade(self, request: EnvRequest, user: str) -> None:
         """Resolves it again for every node that answers. Raises EnvFailed."""
-        nodes = [node.spec.name for node in self._cluster.inventory if node.link is not None]
+        nodes = self.reached(user)
         if request.existing is not None or not nodes:
             return
         await together(self._resolved(one, _nobody, upgrade=True) for one in await self.wanted(request, nodes))

@@ -126,7 +126,7 @@ class Tools:
 
     async def lends_login(self, request: EnvRequest) -> bool:
         """Whether it is a job of somebody else whose packages come from here with a login of pip's own settings."""
-        if request.whose is Whose.OWNER:
+        if request.whose in (None, Whose.OWNER):
             return False
         added = {*(await self.sources_of(request)).addresses} - {*request.addresses}
         return any(without_userinfo(address) != address for address in added)

@@ -25,7 +25,7 @@ from ugro.agent.support.change_signal import ChangeSignal, wait_for_any
 from ugro.agent.tracking.cluster import Cluster
 from ugro.core.errors import NotAllowed, NotFound, UgroError, UsageError
 from ugro.core.job import Job
-from ugro.core.login import node_of
+from ugro.core.login import account_of, node_of
 from ugro.core.python_env import EnvRequest
 from ugro.core.ray_cluster import Access, ClusterState, ClusterView, ClusterWish, RayCluster, Worker
 from ugro.policy.nodes.connectivity import LOOPBACK
@@ -121,16 +121,21 @@ class RayClusters:
         """Its user, and what opens it."""
         found = await self.find(word, is_open=True)
         asks = caller()
-        self.expect_open_to(found, asks.user if asks is not None else found.user)
+        await self.expect_open_to(found, asks.user if asks is not None else found.user)
         head, namespace = found.head, self._cluster.config.ray.namespace
         address = f"{head.address}:{head.port}"
         return found.user, Access(found.name, address, found.token, namespace, head.dashboard_port, head.node)
 
-    def expect_open_to(self, cluster: RayCluster, user: str) -> None:
+    async def expect_open_to(self, cluster: RayCluster, user: str) -> None:
         """Who uses it runs code as its user, which on their own account nobody else does. Raises NotAllowed."""
-        if user != cluster.user and self._starting.is_personal(cluster):
+        if user != cluster.user and (self._starting.is_personal(cluster) or await self._was_placed_on_login(cluster)):
             text = f"the Ray cluster {cluster.name} runs in the account of {cluster.user}"
             raise NotAllowed(text, hint="start your own: ugro cluster start --name NAME")
+
+    async def _was_placed_on_login(self, cluster: RayCluster) -> bool:
+        """The configuration may have had accounts when its jobs started, and have none now."""
+        placements = [job.placement for job in (await self._submitted(cluster)).values() if job.placement is not None]
+        return any(account_of(name) for placement in placements for name in placement.nodes)
 
     async def active(self, name: str) -> RayCluster:
         """Raises NotFound, with the nearest name."""
@@ -280,7 +285,7 @@ class RayClusters:
                 continue
             folder = cluster.head.state_folder if node == cluster.head.node else None
             with contextlib.suppress(UgroError):
-                link = await self._cluster.inventory.get(name).ready(_CLEAN_S)
+                link = await self._cluster.inventory.get(name).ready(_CLEAN_S, patiently=True)
                 await clean(link, pythons[node], cluster.key, folder)
 
     async def _change(

@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 
 from ugro.agent.engine.rendezvous import PortTaken, find_meeting
 from ugro.agent.jobs.service import JobService
+from ugro.agent.python_env.reading import settled
 from ugro.agent.python_env.service import PythonEnvService
 from ugro.agent.ray_cluster.node_looks import look_at
 from ugro.agent.support.aio import together
@@ -104,7 +105,7 @@ class Starting:
         """For workers on other nodes than before: the Python of each. They must agree with the head, and reach it."""
         everywhere = list(dict.fromkeys((cluster.head.node, *nodes)))
         links = await self._links(everywhere, cluster.user)
-        pythons = await self._pythons(cluster.environment, links, lambda text: None)
+        pythons = await self._pythons(settled(cluster.environment, cluster.user), links, lambda text: None)
         head = (cluster.head.address, cluster.head.port)
         looks = await look_at(links, pythons, (), head)
         lack = lack_of_memory(cluster.wish, looks) or lack_of_connection(looks, f"{head[0]}:{head[1]}")
@@ -184,7 +185,7 @@ class Starting:
         login = self._cluster.inventory.open_login(name) if is_user(account) and "@" not in account else None
         if login is None:
             raise Unsatisfiable(f"there is no account for {user}: {account!r:.80}", subject=node)
-        return await login.ready(self._limit_s)
+        return await login.ready(self._limit_s, patiently=True)
 
     async def _own_link(self, node: str) -> Link:
         return await self._cluster.inventory.named(node).ready(self._limit_s)

@@ -39,7 +39,7 @@ class RayPlaces:
         found = await self._clusters.active(name)
         if (asks := caller()) is not None:
             _expect_usable(found, may_change=asks.may_change(found.user), knows=asks.knows_values_of(found.user))
-        self._clusters.expect_open_to(found, user)
+        await self._clusters.expect_open_to(found, user)
         if (problem := await self._clusters.lack_of_serve(found)) is not None:
             raise problem
         return found
@@ -65,7 +65,7 @@ class RayPlaces:
         may_change = cluster.user in (service.user, service.ray.user)
         knows = cluster.user == service.user or cluster.environment == job.environment
         _expect_usable(cluster, may_change=may_change, knows=knows)
-        self._clusters.expect_open_to(cluster, service.user)
+        await self._clusters.expect_open_to(cluster, service.user)
         own = {
             "RAY_ADDRESS": f"{cluster.head.address}:{cluster.head.port}",
             _FAMILY: f"ugro-{service.key}",

@@ -34,6 +34,12 @@ class Ranks:
     alive: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class _Probing:
+    timeout_s: float
+    patiently: bool
+
+
 class HealthCheck:
     def __init__(self, cluster: Cluster, store: Store) -> None:
         self._cluster = cluster
@@ -53,13 +59,17 @@ class HealthCheck:
         self.strange_runs: Callable[[str], StrangeRuns | None] = lambda node: None
 
     async def reports(
-        self, nodes: Iterable[Node], *, timeout_s: float | None = None
+        self, nodes: Iterable[Node], *, timeout_s: float | None = None, patiently: bool = False
     ) -> AsyncGenerator[list[NodeReport]]:
-        """Reports as they arrive, in batches: a slow node does not delay the others."""
+        """Reports as they arrive, in batches: a slow node does not delay the others.
+
+        ``patiently``: nobody waits for them, and a node that is dialled rarely is not dialled for them.
+        """
         drained = await self._store.drained()
         limit_s = timeout_s or self._cluster.config.health_check.timeout
+        how = _Probing(limit_s, patiently)
         checks = {
-            asyncio.create_task(self._check(node, drained.get(node.spec.name), limit_s), name=f"check {node.spec.name}")
+            asyncio.create_task(self._check(node, drained.get(node.spec.name), how), name=f"check {node.spec.name}")
             for node in nodes
         }
         try:
@@ -133,17 +143,17 @@ class HealthCheck:
         has_changed = report is not None and (node.link is None) == report.status.is_up
         return not has_changed and time.monotonic() - checked_at <= max_age_s
 
-    async def _check(self, node: Node, drained: str | None, timeout_s: float) -> NodeReport:
-        report = await self._report(node, drained, timeout_s)
+    async def _check(self, node: Node, drained: str | None, how: _Probing) -> NodeReport:
+        report = await self._report(node, drained, how)
         self._reports[node] = (time.monotonic(), report)
         return report
 
-    async def _report(self, node: Node, drained: str | None, timeout_s: float) -> NodeReport:
+    async def _report(self, node: Node, drained: str | None, how: _Probing) -> NodeReport:
         spec = node.spec
         if (power := self.power(spec.name)) is not None and not power.is_awake:
             return _asleep(node, power, drained)  # not dialled: that could wake it
         try:
-            facts = await _probe(node, timeout_s)
+            facts = await _probe(node, how)
             if (refusal := self.refusal(spec.name)) is not None:
                 raise refusal
         except (Unreachable, TimedOut, RemoteFailure) as error:
@@ -178,9 +188,12 @@ class HealthCheck:
         return self._agent_id
 
 
-async def _probe(node: Node, timeout_s: float) -> Facts:
+async def _probe(node: Node, how: _Probing) -> Facts:
+    timeout_s = how.timeout_s
     # A node that is connecting gets the time that a connection may take: only then is the cause of a failure known.
-    link = await node.ready(max(timeout_s, node.dialling.options.connect_timeout_s + 1))
+    link = await node.ready(
+        max(timeout_s, node.dialling.options.connect_timeout_s + 1), patiently=how.patiently
+    )
     # The GPU reader times out first, so that a hung driver does not cost the other facts.
     try:
         answer = await link.call("probe", {"gpu_timeout_s": timeout_s * 0.8}, timeout_s=timeout_s)

@@ -1,8 +1,9 @@
 """Links to nodes in the accounts of users, where the configuration says ``account``: opened for those who have jobs.
 
-A login is kept while a job holds devices through it, a job of its user waits, or it may have something of a job; later
-it is closed. Every login that a job was ever started through is recorded, and an agent that starts asks those that were
-not found empty since. The same when a node is new, or back: a run may have been left there.
+A login is kept while a job holds devices through it, a job of its user waits for its node, or it may have something of
+a job; later it is closed. So is one that is refused: it would be tried for ever. Every login that a job was started
+through is recorded, and an agent that starts asks those that were not found empty since. The same when a node is new,
+or back: a run may have been left there.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from ugro.core.job import Job, Placement
 from ugro.core.login import USER, account_of, login_name, node_of
 from ugro.nodes.node import Node
 from ugro.policy.scheduling.cluster_view import NoLogin
-from ugro.policy.scheduling.logins import LoginView, objection
+from ugro.policy.scheduling.logins import LoginView, Seeker, objection
 
 _IDLE_S = 600.0
 _LOOK_S = 1.0  # how often idle ones are looked for
@@ -48,6 +49,7 @@ class Logins:
         self._looked_at = float("-inf")
         self._clear: Callable[[str], Awaitable[None]] = _forget
         self._inventory.knows_login = self._used.__contains__
+        watch.may_have_runs = self._unclear.__contains__
 
     def remember(self, recorded: Mapping[str, bool], clear: Callable[[str], Awaitable[None]]) -> None:
         """Those of agents before this one, and whether they are clear: the others are asked what runs there.
@@ -65,8 +67,13 @@ class Logins:
         self._used |= names
         self._unclear |= names
 
-    def keep_up(self, holding: Iterable[Job], waiting: Collection[str]) -> list[str]:
-        """Opens what is needed; returns what can be closed. ``waiting``: the users whose jobs wait."""
+    @property
+    def are_possible(self) -> bool:
+        """Most clusters have none, and thousands of jobs that need not be looked at for them."""
+        return bool(self._used or self._inventory.logins or any(node.spec.account for node in self._inventory))
+
+    def keep_up(self, holding: Iterable[Job], waiting: Collection[Seeker]) -> list[str]:
+        """Opens what is needed; returns what can be closed."""
         now = time.monotonic()
         held = {name for job in holding for name in (job.placement.nodes if job.placement else ()) if account_of(name)}
         self._note_used(held)  # also what was taken over from a node, and not placed by this agent
@@ -80,7 +87,10 @@ class Logins:
         self._looked_at = now
         self._rest_with_nodes()
         idle = [login.spec.name for login in self._inventory.logins if self._is_idle(login, now)]
-        return [name for name in idle if name not in self._unclear or not self._watch.has_runs(name)]
+        return [name for name in idle if name not in self._unclear or not self._may_say_more(name)]
+
+    def _may_say_more(self, name: str) -> bool:
+        return self._watch.has_runs(name) and not self._watch.is_refused(name)
 
     def _is_idle(self, login: Node, now: float) -> bool:
         name = login.spec.name
@@ -90,8 +100,11 @@ class Logins:
         return now - self._needed_at.setdefault(name, now) > self._idle_s
 
     async def close(self, name: str) -> None:
-        """It has nothing: it is not asked again before a job starts there."""
-        if name in self._unclear:
+        """It has nothing: it is not asked again before a job starts there.
+
+        One that nobody is let in by may have something: it is asked when its node is new, or the agent starts.
+        """
+        if name in self._unclear and not self._watch.is_refused(name):
             self._unclear.discard(name)
             await self._clear(name)
             if name in self._unclear:  # a job was placed there meanwhile
@@ -136,6 +149,13 @@ class Logins:
             raise Unsatisfiable(text, subject=node.spec.name, hint=hint)
         return account.login
 
+    def reached(self, user: str) -> list[str]:
+        """Of each node that answers, the name through which a user's job reaches it: of the login if that is open."""
+        nodes = [node for node in self._inventory if node.link is not None]
+        logins = [self._inventory.opened_login(self.name_for(node, user)) for node in nodes]
+        found = [login if login is not None and login.link is not None else None for login in logins]
+        return [(login or node).spec.name for node, login in zip(nodes, found, strict=True)]
+
     def located(self, placement: Placement, user: str) -> tuple[str, ...]:
         """The names for the nodes of a placement, in its order."""
         found = ((name, self._inventory.find(name)) for name in placement.nodes)
@@ -163,7 +183,7 @@ class Logins:
         return found
 
     def _view(self, account: _Account, node: Node, user: str) -> LoginView:
-        login = self._inventory.find(account.login) if account.is_valid else None
+        login = self._inventory.opened_login(account.login) if account.is_valid else None
         if login is None or login.link is None:
             error = login.error if login is not None else None
             said = (error.message, error.cause) if error is not None else (None, None)
@@ -175,17 +195,18 @@ class Logins:
             user, account.name, is_open=True, is_other_machine=len(boots) > 1, has_reported=has_reported
         )
 
-    def _needed(self, held: Iterable[str], waiting: Collection[str]) -> Iterator[str]:
+    def _needed(self, held: Iterable[str], waiting: Collection[Seeker]) -> Iterator[str]:
         yield from held
         yield from self._unheard
         awake = [node for node in self._inventory if node.machine is not None and not node.is_resting]
         personal = [node for node in awake if node.spec.account is not None]
         for node in personal:
-            accounts = (_account_of(node, user) for user in waiting)
+            users = {one.user for one in waiting if one.may_use(node.spec.name, node.spec.labels)}
+            accounts = (_account_of(node, user) for user in users)
             yield from (account.login for account in accounts if account is not None and account.is_valid)
 
     def _is_awaited(self, name: str) -> bool:
-        login = self._inventory.find(name)
+        login = self._inventory.opened_login(name)
         return login is not None and login.error is None and self._watch.moment(name) is None
 
 

@@ -150,7 +150,7 @@ class NodeReports:
         try:
             holders = await self._holders()
             by_name = {node.spec.name: node for node in nodes}
-            async with contextlib.aclosing(self._health.reports(nodes)) as batches:
+            async with contextlib.aclosing(self._health.reports(nodes, patiently=True)) as batches:
                 async for reports in batches:
                     changes = self._gpu_changes(reports, by_name)
                     self._note(reports, by_name, holders)

@@ -40,6 +40,9 @@ _MOST_LEFTOVER = 1000  # runs of jobs that were removed; the others follow with 
 _MOST_UNPROVEN = 100
 _MOST_STRANGE = 1000  # names of runs; the others are only counted
 
+# A directory of accounts may fail for a moment. What is refused for longer counts as taken away.
+_REFUSED_S = 60.0
+
 _REFUSES_AGENT = "fenced-agent"
 
 Key = tuple[int, int]  # job and attempt
@@ -61,6 +64,7 @@ class RunTracker:
         self.identity = identity
         self._placed = placed
         self._on_change: Callable[[], None] = lambda: None
+        self.may_have_runs: Callable[[str], bool] = lambda login: False  # of a job that was started through it
         self._watches: dict[str, _NodeWatch] = {}
 
     def on_change(self, on_change: Callable[[], None]) -> None:
@@ -141,15 +145,15 @@ class RunTracker:
         return node in self._watches and not self.is_refused(node)
 
     def is_refused(self, login: str) -> bool:
-        """Whether the node answers, and lets nobody in by this login."""
-        node, base = self.inventory.find(login), self.inventory.find(node_of(login))
-        if node is None or base is None or node is base or base.link is None:
+        """Whether the node answers, and lets nobody in by this login: for a while, not just at the last attempt."""
+        node, base = self.inventory.opened_login(login), self.inventory.find(node_of(login))
+        if node is None or base is None or base.link is None:
             return False
-        return node.link is None and node.error is not None and node.error.cause == "login-denied"
+        return node.denied_s >= _REFUSED_S
 
     def has_no_account(self, login: str) -> bool:
-        """It was never used, and is refused: nothing of a job can be there."""
-        return not self.inventory.knows_login(login) and self.is_refused(login)
+        """It was never used, or had nothing of a job when it was closed, and is refused."""
+        return not self.may_have_runs(login) and self.is_refused(login)
 
     def is_elsewhere(self, share: Share) -> bool:
         """Whether the node's name now refers to another machine or folder than the one that gave this share."""

@@ -2,13 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ugro.policy.scheduling.cluster_view import NoLogin
+from ugro.policy.scheduling.demand import alternatives
+from ugro.policy.scheduling.waiting_jobs import DOOMED, PARKED, Line
 
 # About the account, and mended by a person only. A name that is not found for a moment, or a full disk, is not: a job
 # that may use GPUs must not start without them because its node is being tried.
 _LASTING_CAUSES = frozenset({"login-denied", "python-missing", "python-old", "home-not-writable", "unsafe-folder"})
+
+
+class Seeker(NamedTuple):
+    """A user with jobs that wait for nodes: for those of these names, or for any, with all of these labels."""
+
+    user: str
+    only: tuple[str, ...] = ()
+    labels: tuple[str, ...] = ()
+
+    def may_use(self, node: str, labels: Collection[str]) -> bool:
+        return (not self.only or node in self.only) and all(label in labels for label in self.labels)
+
+
+def seekers(lines: Iterable[Line]) -> set[Seeker]:
+    """Jobs that wait for something else than nodes need no login yet."""
+    kinds = [(line.user, line.kind.resources) for line in lines if line.kind not in (PARKED, DOOMED)]
+    return {Seeker(user, way.only, way.labels) for user, resources in kinds for way in alternatives(resources)}
 
 
 @dataclass(frozen=True, slots=True)

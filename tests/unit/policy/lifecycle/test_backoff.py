@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ugro.policy.lifecycle.backoff import delay_s
+from ugro.policy.lifecycle.backoff import delay_s, denied_pause_s
 
 attempts = st.integers(min_value=-3, max_value=10**6)
 ratios = st.floats(min_value=0, max_value=1)
@@ -32,3 +32,8 @@ def test_a_wait_is_never_nothing_and_never_over_the_cap(attempt: int, ratio: flo
 @given(attempts, ratios)
 def test_one_more_failure_never_shortens_the_wait(attempt: int, ratio: float) -> None:
     assert delay_s(attempt + 1, ratio) >= delay_s(attempt, ratio)
+
+
+def test_a_denied_login_is_tried_after_a_minute_and_then_ever_more_rarely() -> None:
+    assert [denied_pause_s(denials, 0.0) for denials in (1, 2, 3, 7, 1000)] == [60, 120, 240, 3600, 3600]
+    assert denied_pause_s(1, 1.0) == 72

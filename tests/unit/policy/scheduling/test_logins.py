@@ -9,7 +9,7 @@ import pytest
 from tests.unit.policy.scheduling.test_scheduler import holds, job, node, snapshot, started, wait_of
 from ugro.core.job import Resources
 from ugro.policy.scheduling.cluster_view import NodeView, NoLogin, Waiting
-from ugro.policy.scheduling.logins import LoginView, objection
+from ugro.policy.scheduling.logins import LoginView, Seeker, objection, seekers
 from ugro.policy.scheduling.scheduler import actions, schedule
 from ugro.policy.scheduling.waiting_jobs import WaitingJobs
 from ugro.policy.scheduling.why import why
@@ -86,3 +86,14 @@ def test_jobs_of_two_users_are_of_one_kind_where_nodes_make_no_difference_and_ch
     assert [line.user for line in waiting.lines] == ["ann", "bob"]
     waiting.tell_users_apart(False)
     assert waiting.kind_of(1) is waiting.kind_of(2)
+
+
+def test_a_user_seeks_the_nodes_that_the_waiting_jobs_may_use() -> None:
+    named = Resources(only=("a", "b"))
+    either = Resources(any_of=(Resources(labels=("fast",)), named))
+    waits = of("cat", replace(job(4), not_before=1e12))
+    ann = [of("ann", job(1, resources=either)), of("ann", job(2, resources=named))]
+    queue = WaitingJobs.of([*ann, of("bob", job(3)), waits], {})
+    found = seekers(queue.lines)
+    assert found == {Seeker("ann", ("a", "b")), Seeker("ann", (), ("fast",)), Seeker("bob")}
+    assert [one.may_use("c", ("fast", "new")) for one in sorted(found)] == [True, False, True]
