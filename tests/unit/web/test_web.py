@@ -184,7 +184,7 @@ def test_a_browser_does_not_tell_the_agent_what_only_commands_do() -> None:
     assert seen == [b"accept"]
 
 
-def nobody(user: str, via: str) -> None:
+async def nobody(user: str, via: str) -> None:
     """Who has signed in is not looked at here."""
 
 
