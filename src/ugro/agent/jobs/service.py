@@ -15,6 +15,7 @@ from ugro.agent.engine.reconciler import Engine
 from ugro.agent.jobs.dry_run import DryRunner, Previewer
 from ugro.agent.jobs.lookup import VisibleJobs
 from ugro.agent.jobs.quota_gate import QuotaGate
+from ugro.agent.jobs.reasons import Reasons
 from ugro.agent.jobs.submission import Needs, SubmissionReader, Submit, Taken
 from ugro.agent.python_env.reading import settled
 from ugro.agent.support.caller import caller, sees, viewer
@@ -28,9 +29,6 @@ from ugro.core.plan import DryRun
 from ugro.core.python_env import EnvRequest
 from ugro.core.safe_mode import REMEDY
 from ugro.core.support.quantity import is_number
-from ugro.policy.scheduling.cluster_view import ClusterView
-from ugro.policy.scheduling.decision import Start, Wait
-from ugro.policy.scheduling.scheduler import Explanation
 from ugro.policy.scheduling.why import Why, why
 from ugro.policy.wording import without_numbers
 from ugro.store.database import Store
@@ -38,7 +36,6 @@ from ugro.store.listing import Listed
 from ugro.store.submissions import About
 
 _LOOK_S = 0.5  # without a signal
-_REASONS_S = 2.0  # how old the reasons of waiting jobs may be
 _NAMED_JOBS = 1000
 
 
@@ -75,7 +72,7 @@ class JobService:
         self._scheduler_input = scheduler_input
         self._submitting = submitting
         self._previews = DryRunner(jobs, engine.live, scheduler_input, launching)
-        self._reasons = _Reasons(engine, scheduler_input)
+        self._reasons = Reasons(engine, scheduler_input)
         self._gate = QuotaGate(jobs, engine.live, scheduler_input)
         self._logs = LogStream(jobs, small, engine.changed, self._look)
 
@@ -467,40 +464,6 @@ def _expect_own_values(old: Job) -> None:
             f"job {old.id} has variables of {old.user}, which are not yours to use",
             hint=f"make your own from its file: ugro clone {old.id} > job.yaml",
         )
-
-
-class _Reasons:
-    """What queued jobs wait for, from a pass of the scheduler that many requests share."""
-
-    def __init__(self, engine: Engine, scheduler_input: SchedulerInput) -> None:
-        self._engine = engine
-        self._scheduler_input = scheduler_input
-        self._explanation = Explanation(ClusterView(0.0))
-        self._until = float("-inf")
-
-    async def added_to(self, jobs: Sequence[Job]) -> list[Job]:
-        """Adds reasons to queued jobs. Between attempts the reason stays: it says how the last one ended."""
-        if not any(job.state is JobState.QUEUED for job in jobs):
-            return list(jobs)
-        if self._engine.safe_mode.is_on:
-            waits = "the agent is in safe mode: it starts nothing"
-            return [replace(job, reason=waits) if job.state is JobState.QUEUED else job for job in jobs]
-        await self._refresh()
-        return [replace(job, reason=self._of(job)) for job in jobs]
-
-    def _of(self, job: Job) -> str:
-        found = self._explanation.of(job.id) if job.state is JobState.QUEUED else None
-        if isinstance(found, Start) and (waits := self._engine.first_answers.reason(job.id)) is not None:
-            return waits
-        return found.reason if isinstance(found, Wait) else job.reason
-
-    async def _refresh(self) -> None:
-        if time.monotonic() < self._until:
-            return
-        self._until = time.monotonic() + _REASONS_S
-        live = self._engine.live
-        await live.read()
-        self._explanation = Explanation(await self._scheduler_input.take(live), live.queue)
 
 
 def _end_first(job: Job) -> str:
