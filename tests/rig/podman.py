@@ -23,7 +23,13 @@ _LONG_S = 900
 RUN = ("--network=host",)
 # Podman asks for more than an unprivileged virtual machine may give; cgroups of either version will do for runc.
 _ULIMITS = ["nofile=1024:4096", "nproc=1024:4096"]
+# debootstrap's, then pip's.
+_OFFLINE_WORDS = ("Failed getting release file", "Couldn't download", "after connection broken by")
 _OFFLINE = "PIP_OPTIONS=--no-index --find-links /dist"
+
+
+class Offline(RuntimeError):
+    """Where packages come from cannot be reached. Whatever else goes wrong is a failure."""
 
 
 class Podman:
@@ -79,10 +85,11 @@ class Podman:
         shutil.copytree(ROOT / "deploy", folder / "deploy")
         version = self("run", "--rm", *RUN, BASE, "python3", "-c", "import sys; print('%d.%d' % sys.version_info[:2])")
         pip, dist = [sys.executable, "-m", "pip"], folder / "dist"
-        subprocess.run([*pip, "wheel", "--quiet", "--no-deps", "--wheel-dir", str(dist), str(ROOT)], check=True)
+        # By what is installed: nothing is fetched for it.
+        _fetch(*pip, "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(dist), str(ROOT))
         [wheel] = dist.glob("ugro-*.whl")
         argv = [*pip, "download", "--quiet", "--only-binary", ":all:", "--python-version", version.strip()]
-        subprocess.run([*argv, "--dest", str(dist), f"{wheel}[postgres]"], check=True, timeout=_LONG_S)
+        _fetch(*argv, "--dest", str(dist), f"{wheel}[postgres]")
         self.build(folder / "deploy/Containerfile", folder, "ugro", f"BASE={BASE}", _OFFLINE)
         return "ugro"
 
@@ -91,6 +98,18 @@ class Podman:
             self("rm", "--all", "--force", "--time", "0")
         # Layers are mounted as long as a container has them.
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _fetch(*argv: str) -> None:
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=_LONG_S)
+    if done.returncode != 0:
+        said = f"{argv}: {done.returncode}: {done.stdout[-1000:]}{done.stderr[-1000:]}"
+        raise Offline(said) if is_offline(done.stdout + done.stderr) else AssertionError(said)
+
+
+def is_offline(said: str) -> bool:
+    """Whether pip or debootstrap could not reach where packages come from."""
+    return any(words in said for words in _OFFLINE_WORDS)
 
 
 def missing() -> str | None:
@@ -110,10 +129,7 @@ def root_of(name: str) -> Path:
     kept.parent.mkdir(parents=True, exist_ok=True)
     # Tests run side by side: each makes its own, and the last one stays.
     with tempfile.TemporaryDirectory(dir=_KEPT, prefix=name) as folder:
-        argv = ["debootstrap", "--variant=minbase", f"--include={_PACKAGES[name]}", "stable", f"{folder}/root"]
-        made = subprocess.run(argv, capture_output=True, text=True, timeout=_LONG_S)
-        if made.returncode != 0:
-            raise RuntimeError(f"debootstrap failed: {made.stdout[-500:]}{made.stderr[-500:]}")
+        _fetch("debootstrap", "--variant=minbase", f"--include={_PACKAGES[name]}", "stable", f"{folder}/root")
         argv = ["tar", "-C", f"{folder}/root", "-cf", f"{folder}/root.tar", "."]
         subprocess.run(argv, check=True, timeout=_LONG_S)
         os.replace(f"{folder}/root.tar", kept)
