@@ -10,7 +10,7 @@ import json
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
-from ugro.core.job import HOLDING_STATES, Job
+from ugro.core.job import FINAL_STATES, HOLDING_STATES, Job
 from ugro.core.login import node_of
 from ugro.core.support.codec import DecodeError
 from ugro.policy.lifecycle.newer_state import Change, Gap, Ids
@@ -101,7 +101,10 @@ class StandingStore:
         await self._database.run(lambda db: _put(db, "place", place))
 
     async def nodes(self) -> frozenset[str]:
-        """Nodes that may know what became of its jobs: those of its cluster, and those that hold some."""
+        """Nodes that may know what became of its jobs: those of its cluster, and those that hold some.
+
+        None of a state whose jobs have all ended: nothing of it could run again.
+        """
         return await self._database.run(_nodes)
 
     async def keep_nodes(self, names: Collection[str]) -> None:
@@ -147,7 +150,11 @@ def _decide(db: Connection, decision: Decision) -> list[Job]:
 
 
 def _nodes(db: Connection) -> frozenset[str]:
-    kept, holding = _get(db, "nodes"), sorted(HOLDING_STATES)
+    final, holding = sorted(FINAL_STATES), sorted(HOLDING_STATES)
+    marks = ",".join("?" * len(final))
+    if db.execute(f"SELECT 1 FROM jobs WHERE state NOT IN ({marks}) LIMIT 1", final).fetchone() is None:
+        return frozenset()
+    kept = _get(db, "nodes")
     if kept is None:  # of a version that did not keep them
         rows = db.execute("SELECT DISTINCT placement FROM attempts")
     else:

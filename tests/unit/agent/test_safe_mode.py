@@ -300,6 +300,9 @@ def test_a_node_that_is_gone_is_skipped_by_the_user_and_not_asked_for_again(tmp_
         assert control.has_news()
         await control.compare_marks()
         assert await store.jobs.standing.nodes() == {"n1"}
+        [job] = await store.jobs.newest(1)
+        await store.jobs.move(job, JobState.CANCELLED, "by its user")
+        assert await store.jobs.standing.nodes() == set()  # nothing of it could run again
 
     in_store(tmp_path, work)
 
