@@ -11,19 +11,33 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 BASE = "localhost/ugro-test-base"
 _KEPT = ROOT / "build/deployment"
-_PACKAGES = {"base": "python3,python3-venv,openssh-client", "services": "prometheus,postgresql"}
+_PACKAGES = {
+    "base": "python3,python3-venv,openssh-client",
+    "services": "prometheus,postgresql",
+    "systemd": "python3,python3-venv,openssh-client,openssh-server,systemd-sysv,dbus,libpam-systemd",
+}
 _LONG_S = 900
+# Also where podman itself uses the first version of cgroups, which systemd does not take any more.
+_CGROUPS = "umount -R /sys/fs/cgroup; mount -t cgroup2 cgroup2 /sys/fs/cgroup"
+_SYSTEMD = f"{_CGROUPS} && exec /usr/lib/systemd/systemd"
 RUN = ("--network=host",)
 # Podman asks for more than an unprivileged virtual machine may give; cgroups of either version will do for runc.
 _ULIMITS = ["nofile=1024:4096", "nproc=1024:4096"]
+# debootstrap's, then pip's.
+_OFFLINE_WORDS = ("Failed getting release file", "Couldn't download", "after connection broken by")
 _OFFLINE = "PIP_OPTIONS=--no-index --find-links /dist"
+
+
+class Offline(RuntimeError):
+    """Where packages come from cannot be reached. Whatever else goes wrong is a failure."""
 
 
 class Podman:
@@ -63,6 +77,19 @@ class Podman:
     def start(self, name: str, image: str, *words: str, options: tuple[str, ...] = ()) -> None:
         self("run", "--detach", "--name", name, *RUN, *options, image, *words)
 
+    @contextmanager
+    def systemd(self, name: str, image: str) -> Iterator[list[str]]:
+        """A container whose first process is systemd. It has a network of its own, with nothing in it.
+
+        Yields what comes before a command that is run in it.
+        """
+        options = ("--systemd=always", "--network=none", "--cgroupns=private", "--privileged", "--user=0")
+        try:
+            self("run", "--detach", "--name", name, *options, "--entrypoint=sh", image, "-c", _SYSTEMD)
+            yield [str(self.bin / "podman"), "exec", name]
+        finally:
+            self("rm", "--force", "--time", "0", name, is_checked=False)
+
     def take(self, name: str) -> str:
         """An image of the packages of this name."""
         image = f"localhost/ugro-test-{name}"
@@ -74,23 +101,36 @@ class Podman:
         given = [word for argument in arguments for word in ("--build-arg", argument)]
         self("build", *words, *given, str(folder), timeout_s=_LONG_S)
 
-    def build_agent(self, folder: Path) -> str:
-        """Built as deploy/Containerfile says, with all wheels beside it, on what ``take("base")`` made."""
+    def build_agent(self, folder: Path, base: str = BASE, tag: str = "ugro") -> str:
+        """Built as deploy/Containerfile says, with all wheels beside it, on what ``take`` made."""
         shutil.copytree(ROOT / "deploy", folder / "deploy")
-        version = self("run", "--rm", *RUN, BASE, "python3", "-c", "import sys; print('%d.%d' % sys.version_info[:2])")
+        version = self("run", "--rm", *RUN, base, "python3", "-c", "import sys; print('%d.%d' % sys.version_info[:2])")
         pip, dist = [sys.executable, "-m", "pip"], folder / "dist"
-        subprocess.run([*pip, "wheel", "--quiet", "--no-deps", "--wheel-dir", str(dist), str(ROOT)], check=True)
+        # By what is installed: nothing is fetched for it.
+        _fetch(*pip, "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", str(dist), str(ROOT))
         [wheel] = dist.glob("ugro-*.whl")
         argv = [*pip, "download", "--quiet", "--only-binary", ":all:", "--python-version", version.strip()]
-        subprocess.run([*argv, "--dest", str(dist), f"{wheel}[postgres]"], check=True, timeout=_LONG_S)
-        self.build(folder / "deploy/Containerfile", folder, "ugro", f"BASE={BASE}", _OFFLINE)
-        return "ugro"
+        _fetch(*argv, "--dest", str(dist), f"{wheel}[postgres]")
+        self.build(folder / "deploy/Containerfile", folder, tag, f"BASE={base}", _OFFLINE)
+        return tag
 
     def close(self) -> None:
         with suppress(AssertionError, subprocess.TimeoutExpired):
             self("rm", "--all", "--force", "--time", "0")
         # Layers are mounted as long as a container has them.
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _fetch(*argv: str) -> None:
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=_LONG_S)
+    if done.returncode != 0:
+        said = f"{argv}: {done.returncode}: {done.stdout[-1000:]}{done.stderr[-1000:]}"
+        raise Offline(said) if is_offline(done.stdout + done.stderr) else AssertionError(said)
+
+
+def is_offline(said: str) -> bool:
+    """Whether pip or debootstrap could not reach where packages come from."""
+    return any(words in said for words in _OFFLINE_WORDS)
 
 
 def missing() -> str | None:
@@ -110,10 +150,7 @@ def root_of(name: str) -> Path:
     kept.parent.mkdir(parents=True, exist_ok=True)
     # Tests run side by side: each makes its own, and the last one stays.
     with tempfile.TemporaryDirectory(dir=_KEPT, prefix=name) as folder:
-        argv = ["debootstrap", "--variant=minbase", f"--include={_PACKAGES[name]}", "stable", f"{folder}/root"]
-        made = subprocess.run(argv, capture_output=True, text=True, timeout=_LONG_S)
-        if made.returncode != 0:
-            raise RuntimeError(f"debootstrap failed: {made.stdout[-500:]}{made.stderr[-500:]}")
+        _fetch("debootstrap", "--variant=minbase", f"--include={_PACKAGES[name]}", "stable", f"{folder}/root")
         argv = ["tar", "-C", f"{folder}/root", "-cf", f"{folder}/root.tar", "."]
         subprocess.run(argv, check=True, timeout=_LONG_S)
         os.replace(f"{folder}/root.tar", kept)

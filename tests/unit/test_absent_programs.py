@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.rig.podman import is_offline
+
 ROOT = Path(__file__).resolve().parents[2]
 _TEST = """
 import pytest
@@ -56,3 +58,18 @@ def test_a_skip_because_of_a_program_or_package_says_that_it_is_not_installed() 
         if "not installed" not in mark.group() and "mount" not in mark.group()
     ]
     assert found == []
+
+
+@pytest.mark.parametrize(
+    ("said", "is_it"),
+    [
+        ("E: Failed getting release file http://deb.debian.org/debian/dists/stable/Release", True),
+        ("W: Couldn't download package python3 (ver 3.13) at http://deb.debian.org/debian/pool/p.deb", True),
+        ("WARNING: Retrying (Retry(total=4)) after connection broken by 'NewConnectionError(...)'", True),
+        ("E: Unable to execute target architecture", False),
+        ("ERROR: No matching distribution found for ugro[postgres]", False),
+        ("error: subprocess-exited-with-error\nSyntaxError: invalid syntax", False),
+    ],
+)
+def test_only_what_cannot_be_reached_excuses_a_container_that_is_not_built(said: str, is_it: bool) -> None:
+    assert is_offline(said) is is_it

@@ -30,6 +30,11 @@ def compose() -> dict[str, Any]:
     return dict(yaml.safe_load((DEPLOY / "compose.yaml").read_text()))
 
 
+def test_a_copy_of_the_containers_home_on_another_machine_is_recognized() -> None:
+    """An image has no machine id of its own, and the folder has the same name everywhere."""
+    assert "/etc/machine-id:/etc/machine-id:ro" in compose()["services"]["agent"]["volumes"]
+
+
 @pytest.mark.proof
 @pytest.mark.parametrize("file", FILES, ids=lambda file: str(file.name))
 def test_manifests_follow_the_published_schemas(file: Path) -> None:

@@ -64,6 +64,7 @@ def install(session: Session, is_system: bool, user: str | None, sandbox: bool |
         session.output.raw(unit.text().encode())
         return
     service = _service(account, is_system=is_system)
+    service.expect_ours(account.home.path)
     if not service.is_for(account.home) and is_locked(account.home):
         if is_system:
             hint = f"stop it first: sudo -u {account.name} ugro agent stop; jobs on the nodes keep running"
@@ -86,7 +87,7 @@ def uninstall(session: Session, is_system: bool, user: str | None) -> None:
     """
     account = _account(is_system, user)
     service = _service(account, is_system=is_system)
-    was_there = service.uninstall()
+    was_there = service.uninstall(account.home.path)
     if session.output.is_json:
         session.output.document({"uninstalled": was_there})
     if was_there:

@@ -17,7 +17,7 @@ _MOST_RUNS = 20
 @click.command()
 @click.option("--adopt", is_flag=True, help="Record what the nodes run, and go on with it.")
 @click.option("--forget", is_flag=True, help="End what the state does not know, and go on without it.")
-@click.option("--skip-unreachable", is_flag=True, help="Decide although some nodes have not said what they run.")
+@click.option("--skip-unreachable", is_flag=True, help="Decide without nodes that do not say what they run.")
 @json_option
 @pass_session
 def reconcile(session: Session, adopt: bool, forget: bool, skip_unreachable: bool) -> None:
@@ -52,7 +52,7 @@ def _show_plan(output: Output, plan: Reconciliation) -> None:
     _show_changes(output, "ugro agent reconcile --forget", plan.forget)
     output.text(f"after either, the next job gets id {plan.first_id}")
     if plan.not_asked:
-        output.warn(f"not asked yet: {', '.join(plan.not_asked)}", "see: ugro health")
+        output.warn(f"not asked yet: {plan.unasked}", "see: ugro health; without them: --skip-unreachable")
 
 
 def _show_done(output: Output, done: Reconciliation) -> None:
@@ -78,4 +78,4 @@ def show_safe_mode(output: Output, mode: SafeMode) -> None:
     if len(mode.runs) > _MOST_RUNS:
         output.text(f"  and {len(mode.runs) - _MOST_RUNS} more")
     if mode.not_asked:
-        output.text(f"not asked yet: {', '.join(mode.not_asked)}")
+        output.text(f"not asked yet: {mode.unasked}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import json
 import os
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ugro.client.clusterfile import ClusterFile
-from ugro.core.errors import UgroError, Unreachable, error_from_wire
+from ugro.core.errors import NotAllowed, UgroError, Unreachable, error_from_wire
 from ugro.core.support.state_dir import StateDir
 
 if TYPE_CHECKING:
@@ -72,7 +71,11 @@ def _command(home: StateDir, cluster: ClusterFile, log_level: str) -> list[str]:
 
 
 def _start_service(home: StateDir, on_wait: Callable[[str], None] | None) -> bool:
-    """Where the agent is a service, systemd starts it. If that fails, an agent of our own says why it cannot start."""
+    """Where the agent is a service, systemd starts it.
+
+    If the user's own systemd cannot, an agent without it is started. One of the system is not bypassed: it has a
+    sandbox, and root decides when it runs.
+    """
     from ugro.client.service import installed  # most commands find a running agent
 
     service = installed(home)
@@ -80,10 +83,16 @@ def _start_service(home: StateDir, on_wait: Callable[[str], None] | None) -> boo
         return False
     if on_wait:
         on_wait(f"starting {service.name}")
-    with contextlib.suppress(UgroError):
+    try:
         service.start()
-        return True
-    return False
+    except UgroError as error:
+        if service.is_system:
+            raise NotAllowed(
+                f"the agent is {service.name}, which does not start: {error.message}",
+                hint=f"{service.command} start {service.name}",
+            ) from error
+        return False
+    return True
 
 
 def is_locked(home: StateDir) -> bool:

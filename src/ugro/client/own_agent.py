@@ -91,6 +91,7 @@ class OwnAgent(Reach):
         return has_stopped
 
     def restart(self) -> AgentStatus:
+        self._expect_startable()
         before = self.running_agent()
         served = before.cluster_file if before is not None else None
         if self._wish.cluster is None and not os.environ.get(CLUSTER_VARIABLE) and served and os.path.exists(served):
@@ -120,9 +121,16 @@ class OwnAgent(Reach):
             return False
         return start_agent(self.home, cluster, log_level=self._wish.log_level, on_wait=self.on_wait)
 
+    def _expect_startable(self) -> None:
+        from ugro.client.service import installed  # most commands find a running agent
+
+        if (service := installed(self.home)) is not None:
+            service.expect_startable(os.geteuid())
+
     def _replace(self, agent: AgentStatus) -> None:
         self.wait(f"replacing the agent of version {agent.version}")
         try:
+            self._expect_startable()
             stop(self.home, self._connection, agent.pid, only_if_idle=True)
         except NotAllowed as error:
             raise NotAllowed(

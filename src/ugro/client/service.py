@@ -49,7 +49,7 @@ class Service:
 
     def install(self, unit: Unit) -> bool:
         """False when it was installed just so before. Started again only if something has changed."""
-        self._expect_ours()
+        self.expect_ours(unit.home)
         self._systemctl("show", "--property=Version")  # before anything is written
         before = self._read()
         if before != unit.text():
@@ -66,11 +66,11 @@ class Service:
         self._systemctl("restart" if before not in (None, unit.text()) else "start", self.name)
         return before != unit.text()
 
-    def uninstall(self) -> bool:
+    def uninstall(self, home: Path) -> bool:
         """False when there was none."""
         if self._read() is None:
             return False
-        self._expect_ours()
+        self.expect_ours(home)
         self._systemctl("disable", "--now", self.name)
         try:
             self.path.unlink(missing_ok=True)
@@ -106,10 +106,31 @@ class Service:
     def _journal(self) -> str:
         return f"journalctl {'-u' if self.is_system else '--user -u'} {self.name}"
 
-    def _expect_ours(self) -> None:
+    def expect_ours(self, home: Path) -> None:
+        """There is no unit of this name, or that of this state directory."""
         found = self._first_line()
-        if found is not None and not found.startswith(first_line(Path("/")).partition(":")[0]):
+        if found in (None, first_line(home)):
+            return
+        written, _, other = str(found).partition(_AGENT_OF)
+        if written != first_line(home).partition(_AGENT_OF)[0]:
             raise NotAllowed(f"{self.path} was not written by UGRO", hint="move it away first")
+        raise NotAllowed(
+            f"{self.path} is the service of another state directory, {other}, not of {str(home)!r}",
+            hint=f"remove that first: {self._uninstall(other)}; an agent without a service needs no unit",
+        )
+
+    def _uninstall(self, home: str) -> str:
+        if not self.is_system:
+            return f"UGRO_HOME={home} ugro agent uninstall"
+        user = self.name.removeprefix("ugro-agent-").removesuffix(".service")
+        return f"sudo UGRO_HOME={home} ugro agent uninstall --system --user {user}"
+
+    def expect_startable(self, uid: int) -> None:
+        """Asked before the agent is stopped to be started again."""
+        if self.is_system and uid != 0:
+            raise NotAllowed(
+                f"the agent is {self.name}, which only root starts", hint=f"{self.command} restart {self.name}"
+            )
 
     def _first_line(self) -> str | None:
         text = self._read()
@@ -122,6 +143,7 @@ class Service:
             return None
 
 
+_AGENT_OF = ": the agent of "  # in a unit's first line
 _NO_SYSTEMD = "does systemd run here, and is this a login of the user's own? ugro agent install --print shows the unit"
 _AS_ROOT = "a unit of the whole system is installed as root: sudo ugro agent install --system --user NAME"
 

@@ -96,6 +96,9 @@ class Unit:
         yield f"ExecStart={' '.join(quoted(word) for word in self.argv)}"
         if self.user is not None:
             yield f"User={self.user}"
+            # For the team's socket: the sandbox has a /tmp of its own, where nobody else finds it.
+            yield f"RuntimeDirectory=ugro-{self.user}"
+            yield "RuntimeDirectoryMode=0750"
         yield from _COMMON.splitlines()
         if self.runs_jobs:
             yield from _JOBS_HERE.splitlines()

@@ -5,6 +5,7 @@ In safe mode the agent starts, ends and removes nothing until its user has decid
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 REMEDY = "see what can be done: ugro agent reconcile"
@@ -38,13 +39,19 @@ class SafeMode:
     runs: tuple[NewerRun, ...] = ()
     generation: int = 0  # the highest that was seen
     ids: int = 0  # ids up to this one may have been given
-    not_asked: tuple[str, ...] = ()  # nodes that have not answered since the agent started
+    not_asked: tuple[str, ...] = ()  # nodes that have not said what they run since the agent started
+    absent: tuple[str, ...] = ()  # those of them that are not in the cluster: the state knows them
 
     @property
     def brief(self) -> str:
         """The first reasons, which are the most telling; ``ugro agent status`` shows all."""
         more = len(self.reasons) - _SHOWN_REASONS
         return "; ".join([*self.reasons[:_SHOWN_REASONS], *([f"and {more} more"] if more > 0 else [])])
+
+    @property
+    def unasked(self) -> str:
+        """``not_asked`` in words."""
+        return unasked(self.not_asked, self.absent)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,3 +73,13 @@ class Reconciliation:
     first_id: int = 0  # of the next job, once it is decided
     generation: int = 0  # after the decision
     not_asked: tuple[str, ...] = ()
+    absent: tuple[str, ...] = ()  # of those, nodes that are not in the cluster
+
+    @property
+    def unasked(self) -> str:
+        """``not_asked`` in words."""
+        return unasked(self.not_asked, self.absent)
+
+
+def unasked(names: Iterable[str], absent: Collection[str]) -> str:
+    return ", ".join(f"{name} (not in this cluster)" if name in absent else name for name in names)

@@ -7,14 +7,17 @@ that was given stays above no mark, so no later state gives it again.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
-from ugro.core.job import Job
+from ugro.core.job import FINAL_STATES, HOLDING_STATES, Job
+from ugro.core.login import node_of
+from ugro.core.support.codec import DecodeError
 from ugro.policy.lifecycle.newer_state import Change, Gap, Ids
 from ugro.store import adoption
 from ugro.store.connection import Connection
 from ugro.store.engine import Database
+from ugro.store.job_rows import placement_of
 
 BLOCK = 1000
 AHEAD = BLOCK // 2  # a new block is reserved while so many ids are left, so that nodes hear of it in time
@@ -97,6 +100,17 @@ class StandingStore:
         """It is used here from now on."""
         await self._database.run(lambda db: _put(db, "place", place))
 
+    async def nodes(self) -> frozenset[str]:
+        """Nodes that may know what became of its jobs: those of its cluster, and those that hold some.
+
+        None of a state whose jobs have all ended: nothing of it could run again.
+        """
+        return await self._database.run(_nodes)
+
+    async def keep_nodes(self, names: Collection[str]) -> None:
+        """These are in its cluster now."""
+        await self._database.run(lambda db: _put(db, "nodes", json.dumps(sorted(names))))
+
     async def raise_generation(self, generation: int) -> None:
         await self._database.run(lambda db: _raise_generation(db, generation))
 
@@ -133,6 +147,28 @@ def _decide(db: Connection, decision: Decision) -> list[Job]:
     db.execute("DELETE FROM meta WHERE key = 'safe_mode'")
     adoption.note(db, "safe mode", decision.text)
     return changed
+
+
+def _nodes(db: Connection) -> frozenset[str]:
+    final, holding = sorted(FINAL_STATES), sorted(HOLDING_STATES)
+    marks = ",".join("?" * len(final))
+    if db.execute(f"SELECT 1 FROM jobs WHERE state NOT IN ({marks}) LIMIT 1", final).fetchone() is None:
+        return frozenset()
+    kept = _get(db, "nodes")
+    if kept is None:  # of a version that did not keep them
+        rows = db.execute("SELECT DISTINCT placement FROM attempts")
+    else:
+        marks = ",".join("?" * len(holding))
+        rows = db.execute(f"SELECT placement FROM jobs WHERE placement IS NOT NULL AND state IN ({marks})", holding)
+    return frozenset(json.loads(kept or "[]")).union(*(_placed_on(row["placement"]) for row in rows))
+
+
+def _placed_on(placement: str) -> set[str]:
+    """A placement that cannot be read names no node."""
+    try:
+        return {node_of(node) for node in placement_of(placement).nodes}
+    except (DecodeError, ValueError):
+        return set()
 
 
 def _raise_generation(db: Connection, generation: int) -> None:

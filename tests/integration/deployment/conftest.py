@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.rig import podman as rig
-from tests.rig.podman import BASE, Podman
+from tests.rig.podman import BASE, Offline, Podman
 
 
 @pytest.fixture(scope="session")
@@ -19,8 +19,11 @@ def podman() -> Iterator[Podman]:
     try:
         try:
             one.take("base")
+        except Offline as error:
+            pytest.skip(f"Debian's packages cannot be reached: {error}"[:500])
+        try:
             one("run", "--rm", *rig.RUN, BASE, "true")
-        except (AssertionError, RuntimeError, subprocess.TimeoutExpired) as error:
+        except (AssertionError, subprocess.TimeoutExpired) as error:
             pytest.skip(f"podman runs no container here: {error}"[:500])
         yield one
     finally:
@@ -31,5 +34,5 @@ def podman() -> Iterator[Podman]:
 def image(podman: Podman, tmp_path_factory: pytest.TempPathFactory) -> str:
     try:
         return podman.build_agent(tmp_path_factory.mktemp("context"))
-    except subprocess.CalledProcessError as error:
-        pytest.skip(f"the wheels cannot be had: {error}")
+    except Offline as error:
+        pytest.skip(f"the wheels cannot be reached: {error}"[:500])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 from contextlib import suppress
 from pathlib import Path
 
@@ -57,6 +58,35 @@ def test_the_image_runs_the_agent_as_nobody_special_and_keeps_its_state(
     podman("stop", "--time", "60", "agent")
     [ended] = json.loads(podman("inspect", "agent"))
     assert ended["State"]["ExitCode"] == 0
+
+
+def test_a_copy_of_the_whole_home_on_another_machine_is_recognized(podman: Podman, image: str, tmp_path: Path) -> None:
+    """By the machine's id, which compose.yaml mounts. An agent that takes over is many generations ahead."""
+    home, copy = tmp_path / "home", tmp_path / "copy"
+    home.mkdir()
+    (home / "cluster.yaml").write_text("nodes: {here: {transport: local, remote_root: /var/lib/ugro/work}}\n")
+    for path in (home, home / "cluster.yaml"):
+        os.chown(path, 1000, 1000)
+
+    def generation(name: str, folder: Path, machine: str) -> int:
+        file = tmp_path / machine
+        file.write_text(f"{machine}\n")
+        podman.start(name, image, options=("-v", f"{folder}:/var/lib/ugro", "-v", f"{file}:/etc/machine-id:ro"))
+
+        def found() -> int:
+            said = podman("exec", name, "ugro", "agent", "status", "--json", is_checked=False)
+            agent = json.loads(said)["agent"] if said else None
+            return agent["generation"] if agent and not agent["safe_mode"] else 0
+
+        try:
+            return wait_until(found, 120, f"the agent on {machine}")
+        finally:
+            podman("stop", "--time", "60", name)
+
+    assert generation("first", home, "a" * 32) < 10
+    assert generation("again", home, "a" * 32) < 10
+    subprocess.run(["cp", "-a", str(home), str(copy)], check=True)
+    assert generation("other", copy, "b" * 32) > 500
 
 
 def test_a_container_is_a_node_whose_jobs_outlive_link_and_agent(podman: Podman, ugro: Ugro) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -65,6 +66,22 @@ def restored(place: Place, file: Path) -> Path:
     home = place.other_home()
     assert "restored 1 job" in command(place, home, "agent", "restore", str(file))
     assert place.agent(home=home).wait_ready()
+    return home
+
+
+def restored_without_cluster(place: Place, file: Path, nodes: list[str]) -> Path:
+    """A command before the cluster file is there: the agent has this machine alone, and asks it."""
+    home = place.other_home()
+    command(place, home, "agent", "restore", str(file))
+
+    def absent() -> list[str]:
+        done = call(["agent", "status", "--json"], environment(home), Path("/"))
+        mode = json.loads(done.stdout)["agent"]["safe_mode"] if done.returncode == 0 else None
+        assert mode is None or mode["absent"] == sorted(nodes), mode
+        return mode["not_asked"] if mode else []
+
+    call(["status"], environment(home), Path("/"))
+    wait_until(lambda: absent() == sorted(nodes), _PATIENCE_S, "this machine to be asked, and no other")
     return home
 
 
@@ -155,7 +172,8 @@ def test_an_old_agent_that_was_restarted_since_the_backup_does_not_share_its_gen
     works(place, new)
 
 
-def test_what_has_run_since_the_backup_does_not_start_again(place: Place) -> None:
+@pytest.mark.parametrize("has_cluster_file", [True, False])
+def test_what_has_run_since_the_backup_does_not_start_again(place: Place, has_cluster_file: bool) -> None:
     nodes = [root.parent.parent.name for root in place.roots]
     for node in nodes:
         place.ask(lambda client, node=node: client.drain(node))  # type: ignore[misc]
@@ -167,7 +185,7 @@ def test_what_has_run_since_the_backup_does_not_start_again(place: Place) -> Non
     run = f".ugro/agents/*/runs/{place.book.jobs['late']}.1"
     place.wait(lambda: not [path for root in place.roots for path in root.glob(run)], "its run to be removed")
     end_agent(place.home)
-    new = restored(place, file)
+    new = restored(place, file) if has_cluster_file else restored_without_cluster(place, file, nodes)
 
     def reasons() -> str:
         mode = status(place, new).safe_mode

@@ -105,6 +105,24 @@ def test_a_unit_of_the_whole_system_is_installed_enabled_started_and_removed(
     assert (ugro.home / "state.db").exists()
 
 
+@pytest.mark.proof
+def test_a_unit_of_the_whole_system_is_not_bypassed(ugro: Ugro, systemd: FakeSystemd, tmp_path: Path) -> None:
+    """Its sandbox would be, and the service could not start beside such an agent."""
+    if not can_lay_over():
+        pytest.skip("a folder of the test's own at /etc/systemd/system needs root")
+    units, user = tmp_path / "units", pwd.getpwuid(os.getuid()).pw_name
+    units.mkdir()
+    root = WithUnits(ugro.home, units)
+    assert root("agent", "install", "--system", "--user", user, env=systemd.env).returncode == 0
+    assert root("agent", "stop", env=systemd.env).returncode == 0
+    systemd.fail_at("start", "Interactive authentication required.")
+    refused = root("status", env=systemd.env)
+    assert (refused.returncode, holder(ugro.home)) == (6, None), refused.stderr
+    assert f"the agent is ugro-agent-{user}.service, which does not start: " in refused.stderr
+    assert "Interactive authentication required." in refused.stderr
+    assert f"hint:  sudo systemctl start ugro-agent-{user}.service" in refused.stderr
+
+
 def asked(systemd: FakeSystemd) -> list[list[str]]:
     """Of the systemd of the whole system."""
     assert not [call for call in systemd.calls() if "--user" in call]
@@ -165,6 +183,19 @@ def test_a_unit_of_somebody_else_is_left_alone(ugro: Ugro, systemd: FakeSystemd)
         assert done.returncode == 6
         assert "was not written by UGRO" in done.stderr
     assert unit_file(ugro).read_text() == "[Service]\nExecStart=/bin/true\n"
+
+
+def test_the_unit_of_another_state_directory_is_left_alone(ugro: Ugro, systemd: FakeSystemd, tmp_path: Path) -> None:
+    first, second = InProcess(ugro.home), InProcess(ugro.home)
+    assert first("agent", "install", env=systemd.env).returncode == 0
+    text, pids = unit_file(ugro).read_text(), systemd.pids()
+    for verb in ("install", "uninstall"):
+        done = second("agent", verb, env={**systemd.env, "UGRO_HOME": str(tmp_path / "other")})
+        assert done.returncode == 6, done.stderr
+        assert f"is the service of another state directory, '{ugro.home}', not of '{tmp_path}/other'" in done.stderr
+        assert f"UGRO_HOME='{ugro.home}' ugro agent uninstall" in done.stderr
+    assert (unit_file(ugro).read_text(), systemd.pids()) == (text, pids)
+    assert holder(ugro.home) == pids[-1]
 
 
 def test_the_sandbox_is_used_where_all_nodes_are_reached_by_ssh(ugro: Ugro) -> None:

@@ -122,11 +122,21 @@ MUTANTS = (
         (
             Edit(
                 "src/ugro/agent/safe_mode/control.py",
-                "ended = await ended_since(self._watch, live)",
+                "ended = ended_since(self._watch, live, await self.newest_attempts({job.id for job in live}))",
                 "ended: dict[int, int] = {}",
             ),
         ),
         (*_MOVING, "has_run_since"),
+    ),
+    Mutant(
+        "a state that was moved does not ask nodes that are not in the cluster file",
+        (Edit(_SAFE_MODE + "control.py", "[*self.absent(), *(name for", "[*(name for"),),
+        CONTROL,
+    ),
+    Mutant(
+        "a node that cannot say what it ran counts as asked",
+        (Edit(_SAFE_MODE + "control.py", "self._examined.pop(node, None)", "pass"),),
+        CONTROL,
     ),
     Mutant(
         "an agent that was left behind reaches the generation of its successor",

@@ -23,6 +23,7 @@ from ugro.core.safe_mode import Mark
 from ugro.core.support.state_dir import StateDir
 from ugro.core.ticket import ticket_of
 from ugro.nodes.runs import Held, Identity, Tickets
+from ugro.policy.lifecycle.attempt import NodeRun, RunState
 from ugro.store.database import Store
 
 KEY = b"k" * 32
@@ -207,6 +208,142 @@ def test_nodes_obey_no_older_generation_before_what_they_run_is_decided_about(tm
         assert asked == [2, 3]
         assert [change.what for change in done.adopt] == ["take"]
         assert done.generation == 3 == (await store.jobs.standing.numbers()).generation
+
+    in_store(tmp_path, work)
+
+
+class Quiet:
+    """A node without runs. ``fails_at``: which of the questions about what it ran before it cannot answer."""
+
+    def __init__(self, started: dict[int, int], fails_at: tuple[int, ...] = ()) -> None:
+        self.started, self._fails_at, self._asked = started, fails_at, 0
+
+    async def tickets(self, runs: object, jobs: object = (), *, admits: bool = False) -> Tickets:
+        if jobs:
+            self._asked += 1
+            if self._asked in self._fails_at:
+                raise Unreachable("cut off", subject="n1")
+        return Tickets((), self.started)
+
+
+class Cluster(Watch):
+    """Every node of it answers."""
+
+    def __init__(self, **nodes: Quiet) -> None:
+        super().__init__()
+        self.nodes = nodes
+
+    def sightings(self) -> list[Sighting]:
+        return [Sighting(name, has_answered=True) for name in self.nodes]
+
+    def runs(self, node: str) -> Node:
+        return cast(Node, self.nodes[node])
+
+    def state(self, node: str, job: int, attempt: int) -> NodeRun:
+        return NodeRun(node, RunState.ABSENT, is_reachable=True)
+
+    def status(self, node: str, job: int, attempt: int) -> None:
+        return None
+
+
+async def moved(store: Store, watch: Cluster) -> SafeModeControl:
+    """A state that was used elsewhere, with n1 and n2 and a job that waits."""
+    before = SafeModeControl(store.jobs, cast(RunTracker, Cluster(n1=Quiet({}), n2=Quiet({}))))
+    await before.load()
+    await before.compare_marks()
+    await store.jobs.submit(SPEC, "ann", "key")
+    control = SafeModeControl(store.jobs, cast(RunTracker, watch))
+    await control.load()
+    await control.enter_unchecked(None, is_moved=True)
+    return control
+
+
+def test_safe_mode_does_not_end_before_the_nodes_of_the_state_were_asked(tmp_path: Path) -> None:
+    """The cluster file is not there yet: this machine alone cannot say what the others ran."""
+
+    async def work(store: Store) -> None:
+        watch = Cluster(here=Quiet({}))
+        control = await moved(store, watch)
+        await control.examine()
+        mode = control.status()
+        assert mode is not None
+        assert (mode.not_asked, mode.absent) == (("n1", "n2"), ("n1", "n2"))
+        assert mode.unasked == "n1 (not in this cluster), n2 (not in this cluster)"
+        watch.nodes = {"n1": Quiet({}), "n2": Quiet({1: 1})}
+        await control.examine()
+        assert (mode := control.status()) is not None
+        assert mode.reasons == ("job 1 has run in attempt 1 since the state was saved, and ended",)
+
+    in_store(tmp_path, work)
+
+
+def test_safe_mode_ends_when_the_nodes_of_the_state_are_there_and_know_no_more(tmp_path: Path) -> None:
+    async def work(store: Store) -> None:
+        control = await moved(store, Cluster(n1=Quiet({}), n2=Quiet({})))
+        await control.examine()
+        assert control.status() is None
+
+    in_store(tmp_path, work)
+
+
+def test_a_node_that_is_gone_is_skipped_by_the_user_and_not_asked_for_again(tmp_path: Path) -> None:
+    async def work(store: Store) -> None:
+        watch = Cluster(n1=Quiet({}))
+        control = await moved(store, watch)
+        await control.examine()
+        reconciler = Reconciler(store.jobs, cast(RunTracker, watch), control)
+        with pytest.raises(NotAllowed, match="not every node has said what it runs: n2") as refused:
+            await reconciler.adopt(skips_unasked=False)
+        assert refused.value.hint is not None
+        assert "not in this cluster: n2" in refused.value.hint
+        assert (await reconciler.adopt(skips_unasked=True)).absent == ("n2",)
+        assert control.has_news()
+        await control.compare_marks()
+        assert await store.jobs.standing.nodes() == {"n1"}
+        [job] = await store.jobs.newest(1)
+        await store.jobs.move(job, JobState.CANCELLED, "by its user")
+        assert await store.jobs.standing.nodes() == set()  # nothing of it could run again
+
+    in_store(tmp_path, work)
+
+
+def test_a_job_on_a_node_that_has_left_the_cluster_is_asked_about_there(tmp_path: Path) -> None:
+    async def work(store: Store) -> None:
+        job = (await store.jobs.submit(SPEC, "ann", "key")).job
+        await store.jobs.start(job, Placement((Share("ann@n3"),)), "free now")
+        assert await store.jobs.standing.nodes() == {"n3"}
+        await store.jobs.standing.keep_nodes({"n1"})
+        assert await store.jobs.standing.nodes() == {"n1", "n3"}
+
+    in_store(tmp_path, work)
+
+
+@pytest.mark.parametrize("fails_at", [1, 2])
+def test_safe_mode_does_not_end_while_a_node_cannot_say_what_it_ran(tmp_path: Path, fails_at: int) -> None:
+    async def work(store: Store) -> None:
+        control = await moved(store, Cluster(n1=Quiet({}, (fails_at,)), n2=Quiet({})))
+        await control.examine()
+        assert (mode := control.status()) is not None
+        assert (mode.not_asked, mode.absent) == (("n1",), ())
+        await control.examine()
+        assert control.status() is None
+
+    in_store(tmp_path, work)
+
+
+def test_nothing_is_decided_while_a_node_cannot_say_what_it_ran(tmp_path: Path) -> None:
+    async def work(store: Store) -> None:
+        watch = Cluster(n1=Quiet({}, (1, 2)), n2=Quiet({}))
+        control = await moved(store, watch)
+        await control.enter(["an older state"])
+        await control.examine()
+        reconciler = Reconciler(store.jobs, cast(RunTracker, watch), control)
+        assert (await reconciler.plan()).not_asked == ("n1",)
+        await control.examine()
+        with pytest.raises(NotAllowed, match="not every node has said what it runs: n1"):
+            await reconciler.adopt(skips_unasked=False)
+        await control.examine()
+        assert (await reconciler.forget(skips_unasked=False)).not_asked == ()
 
     in_store(tmp_path, work)
 

@@ -8,8 +8,8 @@ from typing import Any, cast
 
 import pytest
 
-from ugro.agent.safe_mode.traces import ended_since
-from ugro.agent.tracking.run_tracker import RunTracker, Sighting
+from ugro.agent.safe_mode.traces import ended_since, newest_attempts
+from ugro.agent.tracking.run_tracker import RunTracker
 from ugro.core.errors import Unreachable
 from ugro.core.job import Job, JobSpec, JobState, Placement, Share
 from ugro.nodes.runs import Tickets
@@ -36,9 +36,6 @@ class Watch:
         self._started = started
         self._has_run = has_run
 
-    def sightings(self) -> list[Sighting]:
-        return [Sighting(name, has_answered=True) for name in self._started]
-
     def runs(self, node: str) -> Node:
         return Node(self._started[node])
 
@@ -64,4 +61,10 @@ class Watch:
     ],
 )
 def test_what_came_to_a_node_and_is_gone_has_ended(job: Job, watch: Watch, ended: dict[int, int]) -> None:
-    assert asyncio.run(ended_since(cast(RunTracker, watch), [job])) == ended
+    newest, _ = asyncio.run(newest_attempts(cast(RunTracker, watch), ["n1", "n2"], [job.id]))
+    assert ended_since(cast(RunTracker, watch), [job], newest) == ended
+
+
+def test_a_node_that_cannot_say_what_it_ran_is_named() -> None:
+    watch = cast(RunTracker, Watch({"n1": None, "n2": {7: 1}}))
+    assert asyncio.run(newest_attempts(watch, ["n1", "n2"], [7])) == ({7: 1}, {"n1"})

@@ -9,7 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from ugro.client.service import Service
 from ugro.client.unit import Unit, command, quoted
+from ugro.core.errors import NotAllowed
+from ugro.core.support.state_dir import team_socket
 
 needs_systemd = pytest.mark.skipif(
     shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed (Debian: systemd)"
@@ -99,6 +102,39 @@ def test_only_the_state_and_what_was_named_can_be_written_in_the_sandbox() -> No
     lines = unit_of(user="ann").text().splitlines()
     assert "ReadWritePaths=/home/ann/.ugro -/home/ann/.ssh" in lines
     assert "ProtectSystem=strict" in lines
+
+
+@pytest.mark.parametrize("runs_jobs", [True, False])
+def test_the_socket_of_a_team_is_in_a_folder_that_its_members_see(runs_jobs: bool) -> None:
+    """Not in a /tmp of the unit's own, and not where the sandbox forbids to write."""
+    lines = unit_of(user="ann", runs_jobs=runs_jobs).text().splitlines()
+    assert "RuntimeDirectory=ugro-ann" in lines
+    env = {"RUNTIME_DIRECTORY": "/run/ugro-ann"}  # as systemd sets it
+    for is_root in (True, False):
+        assert str(team_socket(env, owner="ann", is_root=is_root)) == "/run/ugro-ann/agent.sock"
+    assert "RuntimeDirectory" not in unit_of(runs_jobs=runs_jobs).text()
+
+
+def test_only_root_restarts_a_unit_of_the_whole_system() -> None:
+    """Asked first: an agent that was stopped and cannot be started again would be missed by everybody."""
+    service = Service.of_system("ann")
+    with pytest.raises(NotAllowed, match="only root starts") as refused:
+        service.expect_startable(1000)
+    assert refused.value.hint == "sudo systemctl restart ugro-agent-ann.service"
+    service.expect_startable(0)
+    Service.of_user({"HOME": "/home/ann"}).expect_startable(1000)
+
+
+def test_a_unit_is_of_one_state_directory(tmp_path: Path) -> None:
+    unit = unit_of(user="ann")
+    service = Service(tmp_path / unit.name, is_system=True)
+    service.expect_ours(HOME)
+    service.path.write_text(unit.text())
+    service.expect_ours(HOME)
+    with pytest.raises(NotAllowed, match=r"of another state directory, '/home/ann/\.ugro', not of '/srv/u'") as refused:
+        service.expect_ours(Path("/srv/u"))
+    assert refused.value.hint is not None
+    assert "sudo UGRO_HOME='/home/ann/.ugro' ugro agent uninstall --system --user ann" in refused.value.hint
 
 
 def test_a_word_is_one_word_for_systemd() -> None:

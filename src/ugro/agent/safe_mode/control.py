@@ -16,10 +16,11 @@ from datetime import UTC, datetime
 
 from ugro.agent.safe_mode.mark import read_mark, write_mark
 from ugro.agent.safe_mode.records import Comparison, Records
-from ugro.agent.safe_mode.traces import ended_since
+from ugro.agent.safe_mode.traces import ended_since, newest_attempts
 from ugro.agent.tracking.run_tracker import RunTracker, Sighting
 from ugro.core.errors import InSafeMode, NotFound, RemoteFailure, TimedOut, UgroError, Unreachable
 from ugro.core.job import FINAL_STATES, Job, JobState
+from ugro.core.login import node_of
 from ugro.core.safe_mode import REMEDY, Mark, NewerRun, SafeMode
 from ugro.core.support.codec import DecodeError, decode, dumps
 from ugro.core.ticket import read_ticket
@@ -88,6 +89,7 @@ class SafeModeControl:
         self._evidence: _Evidence | None = None
         self._found: dict[tuple[str, int, int], Found] = {}
         self._reserved = 0
+        self._nodes: frozenset[str] = frozenset()  # which may know what became of the state's jobs
         self._seen: dict[str, Sighting] = {}  # marks that were looked at, by node
         self._examined: dict[str, float] = {}  # when, by node
         self._marked: dict[str, Mark | None] = {}  # what each node has of ours
@@ -102,6 +104,7 @@ class SafeModeControl:
         self._records = records
         self._evidence = await _recorded(self._jobs)
         self._reserved = (await self._jobs.standing.numbers()).reserved
+        self._nodes = await self._jobs.standing.nodes()
 
     @property
     def is_on(self) -> bool:
@@ -121,8 +124,9 @@ class SafeModeControl:
             return None
         found = self._evidence
         runs = (NewerRun(one.node, one.job.id, one.job.attempt, one.job.spec.name, one.status) for one in self.found())
+        ids = max(found.ids, self._reserved)
         return SafeMode(
-            found.since, found.reasons, tuple(runs), found.generation, max(found.ids, self._reserved), self.not_asked()
+            found.since, found.reasons, tuple(runs), found.generation, ids, self.not_asked(), self.absent()
         )
 
     def found(self) -> list[Found]:
@@ -131,7 +135,14 @@ class SafeModeControl:
     def not_asked(self) -> tuple[str, ...]:
         """Nodes and logins of which is not known what they run. Those that refuse us tell it all the same."""
         unknown = (one.node for one in self._watch.sightings() if one.node not in self._examined)
-        return tuple(sorted(name for name in unknown if not self._watch.has_no_account(name)))
+        return tuple(sorted([*self.absent(), *(name for name in unknown if not self._watch.has_no_account(name))]))
+
+    def absent(self) -> tuple[str, ...]:
+        """Nodes that may know what became of the state's jobs, and are not in the cluster: nobody can ask them."""
+        return tuple(sorted(self._nodes - self._cluster_nodes()))
+
+    def _cluster_nodes(self) -> frozenset[str]:
+        return frozenset(node_of(one.node) for one in self._watch.sightings())
 
     def leased(self) -> list[Job]:
         """Jobs that the state does not know: what keeps them alive goes on."""
@@ -197,8 +208,10 @@ class SafeModeControl:
             self.note(job)
 
     def has_news(self) -> bool:
-        """Whether some node has answered, or ids were reserved, since marks were compared. Costs next to nothing."""
-        return self._are_marks_old or any(self._seen.get(one.node) is not one for one in self._answered())
+        """Whether a node has answered, come or gone, or ids were reserved, since marks were compared. Costs little."""
+        if self._are_marks_old or any(self._seen.get(one.node) is not one for one in self._answered()):
+            return True
+        return not self.is_on and self._nodes != self._cluster_nodes()
 
     async def compare_marks(self) -> None:
         """A mark of ours on a node that is newer than our state shows that ours is an older one."""
@@ -212,6 +225,14 @@ class SafeModeControl:
             if mark is not None and (reasons := older_than_mark(own, mark, one.node)):
                 await self.enter(reasons, mark)
             self._marked[one.node] = mark
+        await self._keep_nodes()
+
+    async def _keep_nodes(self) -> None:
+        """Before a job is placed on them. Not in safe mode: those of the state have to be asked, whatever is here."""
+        names = self._cluster_nodes()
+        if not self.is_on and names != self._nodes:
+            await self._jobs.standing.keep_nodes(names)
+            self._nodes = names
 
     async def leave_marks(self) -> None:
         """On this machine and on every node that answers. Not in safe mode: marks are evidence."""
@@ -317,10 +338,10 @@ class SafeModeControl:
 
         Ids that were reserved are not given again all the same: some may have been given.
         """
-        if await self._has_ended_jobs():
+        if await self._may_know_more():
             return
         await self._take_over()
-        if self._is_certain or self.not_asked() or await self._has_ended_jobs():
+        if self._is_certain or self.not_asked() or await self._may_know_more():
             return
         here = await asyncio.to_thread(lambda: self._records.highest if self._records else 0)
         await self._jobs.standing.reserve(max(self.ids, here))
@@ -337,14 +358,25 @@ class SafeModeControl:
             self._identity.generation = generation
         await self.examine_all()
 
-    async def _has_ended_jobs(self) -> bool:
-        """Whether nodes have run jobs to an end that the state has as waiting or running. Begins safe mode."""
+    async def _may_know_more(self) -> bool:
+        """Whether nodes have run jobs to an end that the state has as waiting or running, or some cannot say it.
+
+        The former is certain: it is a reason for safe mode.
+        """
         live = await self._jobs.in_states(frozenset(JobState) - FINAL_STATES)
-        ended = await ended_since(self._watch, live)
+        ended = ended_since(self._watch, live, await self.newest_attempts({job.id for job in live}))
         if ended:
             text = "job {} has run in attempt {} since the state was saved, and ended"
             await self.enter([text.format(job, attempt) for job, attempt in sorted(ended.items())])
-        return bool(ended)
+        return bool(ended or self.not_asked())
+
+    async def newest_attempts(self, jobs: Collection[int]) -> dict[int, int]:
+        """By job, the newest attempt that ever came to a node. One that cannot say it counts as not asked again."""
+        asked = [one.node for one in self._watch.sightings() if one.node in self._examined]
+        newest, silent = await newest_attempts(self._watch, asked, jobs)
+        for node in silent:
+            self._examined.pop(node, None)
+        return newest
 
     @property
     def _is_certain(self) -> bool:

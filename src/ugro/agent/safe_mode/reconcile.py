@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Collection, Sequence
 
 from ugro.agent.safe_mode.control import SafeModeControl
-from ugro.agent.safe_mode.traces import is_gone, newest_attempts
+from ugro.agent.safe_mode.traces import is_gone
 from ugro.agent.support.crashpoint import point
 from ugro.agent.tracking.run_tracker import RunTracker
 from ugro.core.errors import NotAllowed, NotFound
@@ -46,7 +46,9 @@ class Reconciler:
     async def adopt(self, *, skips_unasked: bool) -> Reconciliation:
         async with self._deciding:
             generation = await self._take_over(skips_unasked)
-            changes = adopt(await self._views(), self._control.not_asked())
+            views = await self._views()
+            self._expect_asked(skips_unasked)
+            changes = adopt(views, self._control.not_asked())
             done = await self._said("adopt", changes, (), generation)
             point("reconcile.planned")
             await self._decide(changes, done, is_forgotten=False)
@@ -55,7 +57,9 @@ class Reconciler:
     async def forget(self, *, skips_unasked: bool) -> Reconciliation:
         async with self._deciding:
             generation = await self._take_over(skips_unasked)
-            changes = forget(await self._views())
+            views = await self._views()
+            self._expect_asked(skips_unasked)
+            changes = forget(views)
             done = await self._said("forget", (), changes, generation)
             await asyncio.gather(*(self._end(change) for change in changes if isinstance(change, End)))
             point("reconcile.planned")
@@ -95,7 +99,7 @@ class Reconciler:
 
     async def _started(self, live: Sequence[Job], found: Collection[int]) -> dict[int, int]:
         """By job, the newest attempt that some node remembers, if that is gone or newer than the state says."""
-        newest = await newest_attempts(self._watch, {*found, *(job.id for job in live)})
+        newest = await self._control.newest_attempts({*found, *(job.id for job in live)})
         gone = {
             job.id
             for job in live
@@ -132,7 +136,8 @@ class Reconciler:
         self, done: str | None, adopted: Sequence[Change], forgotten: Sequence[Change], generation: int
     ) -> Reconciliation:
         words = (described(adopted), described(forgotten))
-        return Reconciliation(done, *words, await self._ids() + 1, generation, self._control.not_asked())
+        not_asked, absent = self._control.not_asked(), self._control.absent()
+        return Reconciliation(done, *words, await self._ids() + 1, generation, not_asked, absent)
 
     async def _ids(self) -> int:
         records = self._control.records
@@ -160,7 +165,10 @@ class Reconciler:
         self._expect_safe_mode()
         missing = self._control.not_asked()
         if missing and not skips_unasked:
-            raise NotAllowed(
-                f"not every node has said what it runs: {names(missing)}",
-                hint="wait until they answer (ugro health), or go on without them: --skip-unreachable",
-            )
+            raise NotAllowed(f"not every node has said what it runs: {names(missing)}", hint=self._hint())
+
+    def _hint(self) -> str:
+        skip = "go on without them: --skip-unreachable"
+        if absent := self._control.absent():
+            return f"not in this cluster: {names(absent)}; add them to the cluster file, or if they are gone, {skip}"
+        return f"wait until they answer (ugro health), or {skip}"

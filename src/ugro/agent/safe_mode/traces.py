@@ -6,7 +6,7 @@ Fences carry no seal. So they count only where nothing else can tell: after a mo
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from ugro.agent.tracking.run_tracker import RunTracker
 from ugro.core.errors import UgroError
@@ -17,20 +17,29 @@ log = logging.getLogger(__name__)
 _AT_ONCE = 500
 
 
-async def newest_attempts(watch: RunTracker, jobs: Collection[int]) -> dict[int, int]:
-    """By job, the newest attempt that ever came to some node that answers."""
+async def newest_attempts(
+    watch: RunTracker, nodes: Iterable[str], jobs: Collection[int]
+) -> tuple[dict[int, int], set[str]]:
+    """By job, the newest attempt that ever came to one of the nodes; and the nodes that could not say it."""
     newest: dict[int, int] = {}
+    silent: set[str] = set()
     wanted = sorted(jobs)
-    for one in watch.sightings():
+    for node in nodes:
         for first in range(0, len(wanted), _AT_ONCE):
-            for job, attempt in await _on_node(watch, one.node, wanted[first : first + _AT_ONCE]):
+            found = await _on_node(watch, node, wanted[first : first + _AT_ONCE])
+            if found is None:
+                silent.add(node)
+                break
+            for job, attempt in found.items():
                 newest[job] = max(attempt, newest.get(job, 0))
-    return newest
+    return newest, silent
 
 
-async def ended_since(watch: RunTracker, live: Sequence[Job]) -> dict[int, int]:
-    """Of jobs that the state has as waiting or running: those that nodes have run to an end since, by attempt."""
-    newest = await newest_attempts(watch, {job.id for job in live})
+def ended_since(watch: RunTracker, live: Sequence[Job], newest: Mapping[int, int]) -> dict[int, int]:
+    """Of jobs that the state has as waiting or running: those that nodes have run to an end since, by attempt.
+
+    ``newest``: by job, the newest attempt that ever came to a node.
+    """
     # A run that came and is gone was removed, and that is done when its end is recorded.
     return {
         job.id: attempt
@@ -47,10 +56,9 @@ def is_gone(watch: RunTracker, job: Job) -> bool:
     return reached and all(watch.status(node, job.id, job.attempt) is None for node in nodes)
 
 
-async def _on_node(watch: RunTracker, node: str, jobs: Sequence[int]) -> list[tuple[int, int]]:
+async def _on_node(watch: RunTracker, node: str, jobs: Sequence[int]) -> Mapping[int, int] | None:
     try:
-        answer = await watch.runs(node).tickets([], jobs)
+        return (await watch.runs(node).tickets([], jobs)).started
     except UgroError as error:
         log.warning("the node cannot say which jobs it ran: %s", error, extra={"node": node})
-        return []
-    return list(answer.started.items())
+        return None

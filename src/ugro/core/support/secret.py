@@ -47,11 +47,11 @@ def is_secret(name: str, value: str) -> bool:
     return looks_secret(name) or without_passwords(value) != value
 
 
-def without_passwords(text: str) -> str:
+def without_passwords(text: str, hidden: str = HIDDEN) -> str:
     """The same text, with passwords in addresses hidden."""
     if "://" not in text or "@" not in text:
         return text
-    return _URL_TOKEN.sub(rf"\1{HIDDEN}@", _URL_PASSWORD.sub(rf"\1{HIDDEN}@", text))
+    return _URL_TOKEN.sub(rf"\1{hidden}@", _URL_PASSWORD.sub(rf"\1{hidden}@", text))
 
 
 def without_userinfo(address: str) -> str:
@@ -67,31 +67,34 @@ def masked(env: Iterable[tuple[str, str]]) -> dict[str, str]:
     return {name: shown(name, value) for name, value in env}
 
 
-def masked_command(argv: Iterable[str]) -> list[str]:
-    """For a record: without the values of options that look secret, and of variables before a command."""
+def masked_command(argv: Iterable[str], hidden: str = HIDDEN) -> list[str]:
+    """For a record: without the values of options that look secret, and of variables before a command.
+
+    ``hidden`` stands in their place.
+    """
     words: list[str] = []
     before = ""
     for word in argv:
         is_value = before.startswith("-") and "=" not in before and looks_secret(before)
         if is_value and not word.startswith("-"):
-            words.append(HIDDEN)
+            words.append(hidden)
         else:
             name, equals, _ = word.partition("=")
             is_one = equals and " " not in name and looks_secret(name) and not _TAKES_TEXT.fullmatch(before)
-            words.append(f"{name}={HIDDEN}" if is_one else _masked_text(word))
+            words.append(f"{name}={hidden}" if is_one else _masked_text(word, hidden))
         before = word
     return words
 
 
-def _masked_text(text: str) -> str:
+def _masked_text(text: str, hidden: str) -> str:
     """Of a shell's text, what follows a secret is shown: a record must not leave out what was done."""
+
+    def mask(found: re.Match[str]) -> str:
+        return f"{found['name']}{found['by']}{hidden}" if looks_secret(found["name"]) else found[0]
+
     for pattern in (_HEADER, _ASSIGNMENT, _OPTION):
-        text = pattern.sub(_hidden, text)
-    return without_passwords(text)
-
-
-def _hidden(found: re.Match[str]) -> str:
-    return f"{found['name']}{found['by']}{HIDDEN}" if looks_secret(found["name"]) else found[0]
+        text = pattern.sub(mask, text)
+    return without_passwords(text, hidden)
 
 
 def _is_secret(word: str, *, has_count: bool) -> bool:

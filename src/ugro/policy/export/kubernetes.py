@@ -6,8 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import Any
 
-from ugro.core.support.secret import HIDDEN
-from ugro.policy.export.subject import DEFAULT_PRIORITY, Subject, Word
+from ugro.policy.export.subject import DEFAULT_PRIORITY, Subject
 
 _CODE = "/code"
 _PORT = 29500
@@ -74,7 +73,7 @@ def _container(subject: Subject, image: str, pods: int) -> dict[str, Any]:
 
 def _command(subject: Subject, pods: int) -> list[str]:
     """Words as they are: no shell reads those of the job."""
-    words = [_expanded(word) for word in subject.words]
+    words = [word.joined(_plain, lambda name: f"$({name})") for word in subject.words]
     before = [f"{subject.setup}\n"] if subject.setup is not None else []
     if subject.is_training:
         meeting = [f"--master-addr={subject.name}-node-0-0.{subject.name}", f"--master-port={_PORT}"]
@@ -83,12 +82,6 @@ def _command(subject: Subject, pods: int) -> list[str]:
     if before:
         return ["bash", "-euo", "pipefail", "-c", _plain("".join([*before, 'exec "$@"'])), "job", *words]
     return words
-
-
-def _expanded(word: Word) -> str:
-    if not word.secret:
-        return _plain(word.text)
-    return f"$({word.secret})".join(map(_plain, word.text.split(HIDDEN)))
 
 
 def _plain(text: str) -> str:

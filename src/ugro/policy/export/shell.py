@@ -6,7 +6,6 @@ import shlex
 import textwrap
 from collections.abc import Iterable, Iterator
 
-from ugro.core.support.secret import HIDDEN
 from ugro.policy.export.subject import Subject, Word
 
 # From Python's own launcher on; the script's words follow as "$@".
@@ -27,7 +26,8 @@ def comments(subject: Subject, usage: Iterable[str], unmapped: Iterable[str]) ->
 def preparation(subject: Subject) -> Iterator[str]:
     """The folder and the variables."""
     for name in subject.secrets:
-        yield f': "${{{name}:?is not in this script, because it looks secret: set it before}}"'
+        why = "only its user sees it" if name in subject.unseen else "it looks secret"
+        yield f': "${{{name}:?is not in this script, because {why}: set it before}}"'
     yield from (f"export {name}" for name in subject.secrets)
     yield from (f"export {name}={shlex.quote(value)}" for name, value in subject.env)
     yield f"cd {shlex.quote(subject.spec.cwd)}" if subject.spec.cwd else 'cd "${UGRO_CODE:-$PWD}"'
@@ -38,10 +38,9 @@ def command(words: Iterable[Word]) -> str:
 
 
 def _quoted(word: Word) -> str:
-    if not word.secret:
-        return shlex.quote(word.text)
-    parts = [shlex.quote(part) if part else "" for part in word.text.split(HIDDEN)]
-    return f'"${{{word.secret}}}"'.join(parts)
+    if not word.secrets:
+        return shlex.quote(word.texts[0])
+    return word.joined(lambda text: shlex.quote(text) if text else "", lambda name: f'"${{{name}}}"')
 
 
 def comment(line: str) -> list[str]:

@@ -21,6 +21,8 @@ def sbatch(subject: Subject) -> str:
         "",
         "set -euo pipefail",
         *shell.preparation(subject),
+        # Since Slurm 22.05 srun does not take them from the options of the job.
+        *([f"export SRUN_CPUS_PER_TASK={subject.cpus}"] if subject.cpus else []),
         *_steps(subject),
     ]
     return "\n".join([*lines, ""])

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from ugro.core.errors import Unsatisfiable
 from ugro.core.job import ALL_GPUS, ANY_GPUS, Job, JobSpec, Launcher, Resources, places
 from ugro.core.login import node_of
 from ugro.core.plan import NODE_PYTHON
-from ugro.core.support.secret import HIDDEN, is_secret, masked_command
+from ugro.core.support.secret import HIDDEN, is_secret, masked_command, without_passwords
 
 DEFAULT_PRIORITY = 50
 _DEFAULT = JobSpec("", ())
+_UNCOUNTED = {ALL_GPUS: "all", ANY_GPUS: "all, or none where nodes have none"}
+_SECRET = "\0"  # in place of a secret: no word of a command has it
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +29,15 @@ class Host:
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """A word of the command. Its text has HIDDEN in place of a secret, which is in this variable."""
+    """A word of the command: texts, and between each two of them a variable that holds a secret."""
 
-    text: str
-    secret: str = ""
+    texts: tuple[str, ...]
+    secrets: tuple[str, ...] = ()
+
+    def joined(self, text: Callable[[str], str], secret: Callable[[str], str]) -> str:
+        """With its parts as the target writes them."""
+        between = (*map(secret, self.secrets), "")
+        return "".join(text(plain) + variable for plain, variable in zip(self.texts, between, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +47,7 @@ class Subject:
     words: tuple[Word, ...]
     env: tuple[tuple[str, str], ...]
     secrets: tuple[str, ...]  # the names of variables that have to be set
+    unseen: tuple[str, ...]  # those of them whose values only the job's user sees
     setup: str | None
     version: str
 
@@ -80,8 +88,12 @@ class Subject:
         yield ""
         yield from self._code()
         yield from self._python()
-        if self.secrets:
-            yield f"Not in this file, because they look secret: {', '.join(self.secrets)}. Set them before."
+        secret = [name for name in self.secrets if name not in self.unseen]
+        if secret:
+            yield f"Not in this file, because they look secret: {', '.join(secret)}. Set them before."
+        if self.unseen:
+            names = ", ".join(self.unseen)
+            yield f"Not in this file, because only {self.job.user} sees their values: {names}. Set them before."
         yield "Logs, results and checkpoints stay where the job writes them."
 
     def unmapped(self) -> Iterator[str]:
@@ -100,6 +112,8 @@ class Subject:
                 yield f"{key}: {', '.join(values)}"
         if need.gpu_memory_bytes:
             yield f"gpu_memory: {need.gpu_memory_bytes / 1e9:g} GB"
+        if self.job.placement is None and need.gpus_per_node in _UNCOUNTED:
+            yield f"gpus: {_UNCOUNTED[need.gpus_per_node]}; it was never placed, and 1 on each node is taken"
         yield from self._unmapped_behaviour()
 
     def _unmapped_behaviour(self) -> Iterator[str]:
@@ -144,7 +158,7 @@ class Subject:
         elif wanted.lock:
             yield f"Python{python}: UGRO made an environment from {wanted.lock_name}."
         else:
-            yield f"Python{python} with: {', '.join(wanted.requirements)}"
+            yield f"Python{python} with: {', '.join(map(without_passwords, wanted.requirements))}"
 
 
 def subject_of(job: Job, version: str) -> Subject:
@@ -153,21 +167,25 @@ def subject_of(job: Job, version: str) -> Subject:
         hint = "only commands and trainings are exported; Ray has ways of its own: ray up, KubeRay"
         raise Unsatisfiable(f"job {job.id} starts a Ray cluster of its own, and cannot be exported", hint=hint)
     words = tuple(_words(spec))
-    named = tuple(word.secret for word in words if word.secret)
-    hidden = tuple(name for name, value in spec.env if is_secret(name, value))
+    named = tuple(name for word in words for name in word.secrets)
+    unseen = tuple(name for name, value in spec.env if value == HIDDEN)
+    hidden = tuple(name for name, value in spec.env if name in unseen or is_secret(name, value))
     modes = {"UGRO_BALANCE": spec.balance, "UGRO_SYNC": spec.train_sync, "UGRO_SEED": spec.seed}
     env = [(name, value) for name, value in spec.env if name not in hidden]
     env += [(name, str(value)) for name, value in modes.items() if value is not None]
-    setup = spec.setup if spec.setup and masked_command([spec.setup]) == [spec.setup] else None
-    return Subject(job, _hosts(job), words, tuple(env), (*hidden, *named), setup, version)
+    setup = spec.setup if spec.setup and masked_command([spec.setup], _SECRET) == [spec.setup] else None
+    return Subject(job, _hosts(job), words, tuple(env), (*hidden, *named), unseen, setup, version)
 
 
 def _words(spec: JobSpec) -> Iterator[Word]:
-    for number, (word, shown) in enumerate(zip(spec.argv, masked_command(spec.argv), strict=True)):
-        if number == 0 and word == NODE_PYTHON:
-            yield Word("python3")
-        else:
-            yield Word(word) if word == shown or HIDDEN in word else Word(shown, f"UGRO_SECRET_{number}")
+    for number, shown in enumerate(masked_command(spec.argv, _SECRET)):
+        if number == 0 and shown == NODE_PYTHON:
+            yield Word(("python3",))
+            continue
+        texts = tuple(shown.split(_SECRET))
+        first = f"UGRO_SECRET_{number}"
+        names = (first if place == 1 else f"{first}_{place}" for place in range(1, len(texts)))
+        yield Word(texts, tuple(names))
 
 
 def _hosts(job: Job) -> tuple[Host, ...]:
@@ -175,7 +193,7 @@ def _hosts(job: Job) -> tuple[Host, ...]:
         shares = job.placement.shares
         return tuple(Host(node_of(share.node), len(share.gpus) or 1, share.gpus) for share in shares)
     need = _first(job.spec.resources)
-    gpus = 1 if need.gpus_per_node in (ALL_GPUS, ANY_GPUS) else need.gpus_per_node
+    gpus = 1 if need.gpus_per_node in _UNCOUNTED else need.gpus_per_node
     return (Host("", gpus or 1, tuple(range(gpus))),) * need.min_nodes
 
 

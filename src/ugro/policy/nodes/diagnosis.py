@@ -32,7 +32,7 @@ def unreachable(name: str, text: str, hint: str | None) -> Finding:
 def judge_state(mode: SafeMode) -> Finding:
     """Of an agent in safe mode."""
     text = mode.brief
-    not_asked = f"; not asked yet: {', '.join(mode.not_asked)}" if mode.not_asked else ""
+    not_asked = f"; not asked yet: {mode.unasked}" if mode.not_asked else ""
     return Finding("agent", "state", Grade.FAILED, f"safe mode, nothing is started or ended: {text}{not_asked}", REMEDY)
 
 

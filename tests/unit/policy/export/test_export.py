@@ -13,8 +13,22 @@ import yaml
 from ugro.client.export import TARGETS, export
 from ugro.core.environment import Origin
 from ugro.core.errors import Unsatisfiable
-from ugro.core.job import After, Job, JobSpec, JobState, Launcher, Placement, Resources, Retry, Share, Stop
+from ugro.core.job import (
+    ALL_GPUS,
+    ANY_GPUS,
+    After,
+    Job,
+    JobSpec,
+    JobState,
+    Launcher,
+    Placement,
+    Resources,
+    Retry,
+    Share,
+    Stop,
+)
 from ugro.core.python_env import EnvRequest
+from ugro.core.support.secret import HIDDEN
 
 TRAINING = JobSpec(
     "Exp 1: BERT!",
@@ -173,6 +187,43 @@ def test_a_secret_in_a_word_of_the_command_comes_from_a_variable() -> None:
     assert container["command"][-1] == "--api-key=$(UGRO_SECRET_1)"
 
 
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("word", ["--api-key", "bash"])
+def test_stars_in_a_word_hide_no_secret_of_it(target: str, word: str) -> None:
+    text = 'echo "*** start ***"; HF_TOKEN=topsecret python t.py --db postgresql://ann:topsecret@db/x --n 3'
+    words = {"bash": ("bash", "-c", text), "--api-key": ("train.py", "--api-key", "***topsecret")}[word]
+    spec = JobSpec("stars", words, setup='echo "***"; curl -H "Authorization: topsecret" x')
+    exported = export(job_of(spec, Placement((Share("gpu1"),))), target)
+    assert "topsecret" not in exported
+    assert "setup: it holds something that looks secret" in exported
+
+
+def test_two_secrets_in_a_word_are_two_variables(tmp_path: Any) -> None:
+    command = 'echo "*** $0"; A_TOKEN=one B_TOKEN=two printenv A_TOKEN B_TOKEN'
+    spec = JobSpec("two", ("bash", "-c", command, "it's"))
+    text = export(job_of(spec, Placement((Share("gpu1"),))), "torchrun")
+    given = {"PATH": "/usr/bin:/bin", "UGRO_SECRET_2": "first", "UGRO_SECRET_2_2": "second"}
+    done = subprocess.run(["bash", "-c", text], env=given, cwd=tmp_path, capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("*** it's\nfirst\nsecond\n", "")
+    [container] = pod_of(manifest(job_of(spec, Placement((Share("gpu1"),)))))["containers"]
+    assert "A_TOKEN=$(UGRO_SECRET_2) B_TOKEN=$(UGRO_SECRET_2_2) printenv" in container["command"][2]
+    assert [one["name"] for one in container["env"]] == ["UGRO_SECRET_2", "UGRO_SECRET_2_2"]
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_values_that_only_their_user_sees_have_to_be_set(target: str) -> None:
+    spec = JobSpec("echo", ("printenv", "EPOCHS"), env=(("EPOCHS", HIDDEN), ("HF_TOKEN", HIDDEN)))
+    text = export(job_of(spec, Placement((Share("gpu1"),))), target)
+    assert HIDDEN not in text
+    assert "because only ann sees their values: EPOCHS, HF_TOKEN. Set them before." in text
+
+
+def test_passwords_of_packages_are_not_in_it() -> None:
+    environment = EnvRequest(requirements=("mine @ https://ann:topsecret@pypi.lan/mine.whl",))
+    text = export(job_of(replace(TRAINING, environment=environment)), "slurm")
+    assert "mine @ https://ann:***@pypi.lan/mine.whl" in text
+
+
 def test_a_plain_command_is_one_process_with_its_words_unchanged(tmp_path: Any) -> None:
     spec = JobSpec("echo", ("printf", "%s|", "it's", "$HOME", "a\nb", "*"), env=(("ODD", "x 'y' $z"),))
     text = export(job_of(spec, Placement((Share("gpu1"),))), "torchrun")
@@ -203,6 +254,15 @@ def test_unequal_nodes_keep_their_processes_with_torchrun_and_are_named_for_slur
 def test_a_job_that_was_never_placed_is_exported_by_what_it_asks_for(target: str) -> None:
     text = export(job_of(TRAINING, None), target)
     assert {"slurm": "--nodes=2", "torchrun": "--nnodes=2", "kubernetes": "--nnodes=2"}[target] in text
+    assert "it was never placed" not in text
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("gpus", [ALL_GPUS, ANY_GPUS])
+def test_a_number_of_gpus_that_nobody_knows_is_named(target: str, gpus: int) -> None:
+    spec = replace(TRAINING, resources=replace(TRAINING.resources, gpus_per_node=gpus))
+    assert "it was never placed, and 1 on each node is taken" in export(job_of(spec, None), target)
+    assert "it was never placed" not in export(job_of(spec), target)
 
 
 def test_a_name_becomes_one_line_whatever_is_in_it() -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from tests.unit.policy.export.test_export import TRAINING, job_of
 from ugro.client.export import export
-from ugro.core.job import JobSpec, Placement, Share
+from ugro.core.job import JobSpec, Placement, Resources, Share
 
 # Slurm starts what follows once on each node of the job, and tells it which one that is.
 SRUN = """\
@@ -24,7 +24,7 @@ while [[ $1 == --* ]]; do
   shift
 done
 for ((node = 0; node < nodes; node++)); do
-  SLURM_NODEID=$node "$@" || exit
+  SLURM_NODEID=$node SLURM_CPUS_PER_TASK=${SRUN_CPUS_PER_TASK:-1} "$@" || exit
 done
 """
 # The first node is on the first line. There may be any number of others.
@@ -121,6 +121,14 @@ def test_a_list_of_nodes_that_slurm_does_not_give_ends_the_job(code: Path) -> No
 def test_a_setup_that_fails_ends_the_job_before_a_rank_starts(code: Path) -> None:
     done = run(code, replace(TRAINING, setup="exit 3"), 2)
     assert (done.returncode, list(ranks(done.stdout))) == (3, [])
+
+
+@pytest.mark.parametrize(("cpus", "given"), [(8, "8"), (None, "1")])
+def test_a_step_gets_the_cpus_of_the_job(code: Path, cpus: int | None, given: str) -> None:
+    """Slurm gives a step one CPU unless it is told otherwise, whatever the job has."""
+    spec = JobSpec("cpus", ("printenv", "SLURM_CPUS_PER_TASK"), resources=Resources(cpus=cpus))
+    done = run(code, spec, 1)
+    assert (done.stdout, done.stderr) == (f"{given}\n", "")
 
 
 def test_a_plain_command_runs_once(code: Path) -> None:
