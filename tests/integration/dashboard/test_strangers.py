@@ -203,6 +203,9 @@ def _state(home: Path) -> dict[str, object]:
     with closing(sqlite3.connect(f"file:{home / 'state.db'}?mode=ro", uri=True)) as database:
         names = [name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
         rows: dict[str, object] = {name: database.execute(f"SELECT * FROM {name}").fetchall() for name in names}
+        # What is refused is written down, a moment later; what is done would be, too.
+        rows["audit"] = database.execute("SELECT * FROM audit WHERE outcome NOT LIKE 'refused%'").fetchall()
+        rows["sqlite_sequence"] = database.execute("SELECT * FROM sqlite_sequence WHERE name != 'audit'").fetchall()
     passing = ("agent.log", "agent.said", "metrics", "state.db", "root/")
     files = {str(path.relative_to(home)): path.stat().st_size for path in home.rglob("*") if path.is_file()}
     return rows | {name: size for name, size in files.items() if not name.startswith(passing)}
