@@ -90,7 +90,8 @@ def _add_login(app: FastAPI, site: Site, access: AccessSettings) -> None:
         user = tokens.take(given.get("once", ""), boot_clock_s())
         if user is None:
             return site.sign_in() if request.scope[SESSION] is None else Response(status_code=303, headers=to)
-        request.scope[CALLER] = access.caller(user, f"browser, {request.client.host if request.client else 'unknown'}")
+        address = request.client.host if request.client else "unknown"
+        request.scope[CALLER] = await access.caller(user, f"browser, {address}")
         response = Response(status_code=303, headers=to)
         response.set_cookie(
             access.cookie_name,

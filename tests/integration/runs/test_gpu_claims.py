@@ -124,7 +124,7 @@ def test_a_claim_is_kept_until_it_is_taken_out_or_all_that_have_it_are_gone(driv
 
     def claim(end: bool) -> None:
         """In a process that then ends."""
-        if os.fork() == 0:
+        if (pid := os.fork()) == 0:
             said = Claims(shared)
             said.publish(RECORD)
             said.keep(gpu_claims.held(GPU))
@@ -132,7 +132,7 @@ def test_a_claim_is_kept_until_it_is_taken_out_or_all_that_have_it_are_gone(driv
             if end:
                 said.release()
             os._exit(0)
-        os.wait()
+        os.waitpid(pid, 0)
 
     claim(end=False)
     assert gpu_claims.listener(name) is not None

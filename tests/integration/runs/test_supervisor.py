@@ -266,7 +266,7 @@ def test_a_supervisor_is_named_by_its_run_and_has_nothing_of_the_node_program(no
     assert os.getsid(pid) not in (os.getsid(program), pid)
     theirs = {link for link in open_files(program) if not link.startswith("/dev/")}
     assert not {link for link in open_files(pid) if link in theirs}
-    assert len(open_files(pid)) <= 12
+    assert len(open_files(pid)) <= 14  # two of them keep claims on GPUs
     assert [line for line in (proc / "status").read_text().splitlines() if line.startswith("SigBlk")] == [
         "SigBlk:\t0000000000000000"
     ]

@@ -62,8 +62,8 @@ MUTANTS = (
         (
             Edit(
                 "src/ugro/agent/python_env/reading.py",
-                "Whose.OWNER if user == user_name(os.geteuid()) else Whose.OTHER",
-                "Whose.OWNER",
+                "return replace(request, whose=Whose.OTHER, user=user)",
+                "return replace(request, whose=Whose.OWNER)",
             ),
         ),
         ("tests/integration/environments/test_older_records.py",),
