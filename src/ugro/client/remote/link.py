@@ -22,7 +22,7 @@ from ugro.client.remote.banner import MOST_BEFORE, Banner, find_banner
 from ugro.client.remote.master import Master
 from ugro.client.remote.mux import LinkLost, Mux
 from ugro.client.remote.relay import AGENT
-from ugro.client.remote.ssh import ENVIRONMENT, failure, is_shared, relay_command
+from ugro.client.remote.ssh import ENVIRONMENT, HUNG_UP, failure, is_shared, relay_command
 from ugro.core.errors import Unreachable
 from ugro.core.support.clock import boot_clock_s
 from ugro.core.support.state_dir import StateDir
@@ -90,9 +90,10 @@ class MasterLink:
         try:
             return _Ssh(self.master, self._home)
         except Unreachable as error:
-            if not was_shared or error.cause != "ssh":
+            if error.cause != "ssh" or not (was_shared or HUNG_UP in error.message):
                 raise
-            # The shared connection may be what is dead: this machine slept, or is in another network now.
+            # The shared connection may be what is dead: this machine slept, or is in another network now. And what a
+            # jump host's ssh says is lost with a connection that is to be kept.
             return _Ssh(self.master, self._home, is_shared=False)
 
     def _reopened(self, old: _Ssh | None) -> _Ssh:

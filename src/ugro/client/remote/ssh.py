@@ -15,7 +15,7 @@ _LONGEST_SOCKET = 80  # ssh appends a temporary suffix of 17 bytes, and 108 are 
 _SSH_FAILED, _NOT_FOUND, _NOT_EXECUTABLE = 255, 127, 126
 _DIGEST = 40  # characters of %C
 # Said by ssh when the peer hangs up before the protocol starts. After another error it means a jump host's ssh.
-_HUNG_UP = "_exchange_identification"
+HUNG_UP = "_exchange_identification"
 
 # As for the link to a node: keys, names, jumps and ports come from the user's own configuration; nothing is asked,
 # nothing forwarded, and host keys are checked as that configuration says.
@@ -89,7 +89,7 @@ def failure(master: Master, code: int | None, said: str) -> UgroError:
     if code == _SSH_FAILED or code is None or code < 0:
         if (refusal := _refusal(said, login)) is not None:
             message, hint = refusal
-            on_the_way = "on the way to it (its jump host or proxy): " if _HUNG_UP in said else ""
+            on_the_way = "on the way to it (its jump host or proxy): " if HUNG_UP in said else ""
             return NotAllowed(on_the_way + message, subject=str(master), hint=hint)
         return Unreachable(last or "ssh ended", subject=str(master), hint=login, cause="ssh")
     if code in (_NOT_FOUND, _NOT_EXECUTABLE):
