@@ -6,9 +6,10 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, urlencode
+from urllib.parse import urlencode
 
 from ugro.client.http import lines
+from ugro.client.path import path_of
 from ugro.client.variables import asked_for
 from ugro.core.env_report import EnvListing, EnvRemoval, KeptEnvironment, Setup, SetupStep
 from ugro.core.support.codec import decode
@@ -58,10 +59,10 @@ class Environments:
 
     def show(self, name: str) -> KeptEnvironment:
         """The first letters of a name are enough."""
-        return decode(KeptEnvironment, self._ask("GET", f"/v1/environments/{quote(name, safe='')}")["environment"])
+        return decode(KeptEnvironment, self._ask("GET", path_of("environments", name))["environment"])
 
     def remove(self, name: str, nodes: Sequence[str] = ()) -> tuple[EnvRemoval, ...]:
-        path = f"/v1/environments/{quote(name, safe='')}{_query(nodes)}"
+        path = f"{path_of('environments', name)}{_query(nodes)}"
         return _removals(self._ask("DELETE", path, timeout_s=_REMOVE_S))
 
     def gc(

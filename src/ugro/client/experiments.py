@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
 
 import ugro
 from ugro.client.jobs import Ask, Jobs, new_key
+from ugro.client.path import path_of
 from ugro.client.small_file import text_of
 from ugro.client.sweeps import Sweeps, SweepText, SweepWish
 from ugro.core.energy import JobEnergy
@@ -161,7 +161,7 @@ class Experiments:
 
     def _steps(self, job: int) -> tuple[AttemptSteps, ...]:
         try:
-            answer = self._ask("GET", f"/v1/jobs/{quote(str(job))}/steps")
+            answer = self._ask("GET", f"{path_of('jobs', job)}/steps")
         except NotFound:  # the job was removed
             return ()
         return tuple(decode(AttemptSteps, one) for one in answer["attempts"])

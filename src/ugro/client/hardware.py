@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ugro.client.http import lines
+from ugro.client.path import path_of
 from ugro.core.figures import (
     AllReduceFigures,
     BestFigure,
@@ -69,6 +70,5 @@ class HardwareCalls:
         return decode(Hardware, self._ask("GET", "/v1/hardware"))
 
     def of(self, node: str) -> NodeHardware:
-        from urllib.parse import quote  # rarely needed
 
-        return decode(NodeHardware, self._ask("GET", f"/v1/nodes/{quote(node, safe='')}/hardware"))
+        return decode(NodeHardware, self._ask("GET", f"{path_of('nodes', node)}/hardware"))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
-from urllib.parse import quote, urlencode
+from urllib.parse import urlencode
 
+from ugro.client.path import path_of
 from ugro.core.hook import Delivery, HookReport
 from ugro.core.support.codec import decode
 
@@ -28,4 +29,4 @@ class HookCalls:
 
     def test(self, hook: str) -> str:
         """Calls it once, with a sample. Returns the delivery's id."""
-        return str(self._ask("POST", f"/v1/hooks/{quote(hook, safe='')}/test", timeout_s=_TEST_S)["id"])
+        return str(self._ask("POST", f"{path_of('hooks', hook)}/test", timeout_s=_TEST_S)["id"])

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import quote
 
+from ugro.client.path import path_of
 from ugro.core.identity import ApiToken, Role
 from ugro.core.support.codec import decode
 
@@ -39,4 +39,4 @@ class IdentityCalls:
 
     def revoke_token(self, token: str | int) -> ApiToken:
         """By number or name."""
-        return decode(ApiToken, self._ask("DELETE", f"/v1/tokens/{quote(str(token), safe='')}")["token"])
+        return decode(ApiToken, self._ask("DELETE", path_of("tokens", token))["token"])

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
-from urllib.parse import quote, urlencode
+from urllib.parse import urlencode
 
 from ugro.client.http import AgentGone
+from ugro.client.path import path_of
 from ugro.client.retrying import trying_again
 from ugro.core.errors import error_from_wire
 from ugro.core.job import Job, JobState
@@ -112,7 +113,7 @@ class Following:
 
 
 def job_path(job: str | int) -> str:
-    return f"/v1/jobs/{quote(str(job), safe='')}"
+    return path_of("jobs", job)
 
 
 def step_of(job: Job) -> tuple[JobState, int, str]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
-from urllib.parse import quote
+
+from ugro.client.path import path_of
 
 
 class PowerCalls:
@@ -15,8 +16,8 @@ class PowerCalls:
 
     def sleep(self, node: str) -> None:
         """Returns when that is decided. Raises NotAllowed if somebody would miss the node."""
-        self._ask("POST", f"/v1/nodes/{quote(node, safe='')}/sleep")
+        self._ask("POST", f"{path_of('nodes', node)}/sleep")
 
     def wake(self, node: str) -> None:
         """Returns when that is decided; ``client.iter_health`` says when it is awake."""
-        self._ask("POST", f"/v1/nodes/{quote(node, safe='')}/wake")
+        self._ask("POST", f"{path_of('nodes', node)}/wake")

@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 from ugro.client.account import account
 from ugro.client.http import lines
+from ugro.client.path import path_of
 from ugro.client.variables import asked_for
 from ugro.core.errors import TimedOut, UgroError
 from ugro.core.ray_cluster import Access, ClusterView, ClusterWish, Phase
@@ -132,7 +132,7 @@ def token_path(home: StateDir, name: str) -> Path:
 
 
 def _path(name: str | None) -> str:
-    return f"/v1/ray-clusters/{quote(name or _ONLY, safe='')}"
+    return path_of("ray-clusters", _ONLY if name is None else name)
 
 
 def _plain(wish: ClusterWish) -> Any:

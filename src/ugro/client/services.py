@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 from ugro.client.asking import Asking
 from ugro.client.jobs import body_of
+from ugro.client.path import path_of
 from ugro.client.small_file import text_of
 from ugro.core.errors import TimedOut
 from ugro.core.service import KeyReport, Phase, ReplicaPhase, ReplicaReport, ServiceReport
@@ -152,4 +153,4 @@ def _request(wish: ServiceWish, file: Path | None, key: str | None) -> dict[str,
 
 
 def _path(name: str) -> str:
-    return f"/v1/services/{quote(name, safe='')}"
+    return path_of("services", name)

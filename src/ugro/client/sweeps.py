@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 from ugro.client.account import account
 from ugro.client.asking import Asking
 from ugro.client.jobs import body_of, new_key
+from ugro.client.path import path_of
 from ugro.client.small_file import text_of
 from ugro.core.errors import NotAllowed
 from ugro.core.job import Job
@@ -144,4 +144,4 @@ class Sweeps(Asking):
 
 
 def _path(sweep: str | int) -> str:
-    return f"/v1/sweeps/{quote(str(sweep), safe='')}"
+    return path_of("sweeps", sweep)

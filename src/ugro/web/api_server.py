@@ -94,6 +94,10 @@ async def _serve(agent: Agent, api: FastAPI, settings: Api) -> None:
     files = (settings.tls.cert, settings.tls.key_) if settings.tls is not None else (None, None)
     try:
         try_certificate(*files)
+    except OSError as error:
+        text = f"cannot open the HTTPS API: its certificate cannot be used: {error.strerror or error}"
+        raise NotAllowed(text, hint=f"see api.tls in the cluster file: cert {files[0]}, key {files[1]}") from error
+    try:
         listener = listen(host, port, may_move=False)
     except OSError as error:
         reason = (error.strerror or str(error)).lower()

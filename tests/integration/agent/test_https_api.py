@@ -58,8 +58,10 @@ class Program:
         self.url = url.replace("0.0.0.0", "127.0.0.1")
         self._trusting = ssl.create_default_context(cafile=str(certificate))
 
-    def ask(self, path: str, secret: str | None, method: str = "GET", body: Any = None) -> tuple[int, Any]:
-        headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {secret}"} if secret else {})
+    def ask(
+        self, path: str, secret: str | None, method: str = "GET", body: Any = None, kind: str = "application/json"
+    ) -> tuple[int, Any]:
+        headers = {"Content-Type": kind} | ({"Authorization": f"Bearer {secret}"} if secret else {})
         content = json.dumps(body).encode() if body is not None else None
         asked = urllib.request.Request(f"{self.url}{path}", content, headers, method=method)
         try:
@@ -84,6 +86,14 @@ class Program:
             connection.close()
 
 
+def submit_as_documented(program: Program, secret: str) -> None:
+    as_documented = {"key": "nightly-1", "user": "ann", "fields": {"command": ["hostname"], "sync": False}}
+    code, error = program.ask("/jobs", secret, "POST", as_documented, "application/x-www-form-urlencoded")
+    assert (code, error["error"]["hint"]) == (400, "send it with the header Content-Type: application/json")
+    code, other = program.ask("/jobs", secret, "POST", as_documented)
+    assert code == 200, other
+
+
 def test_it_opens_with_a_token_serves_by_tls_and_closes_with_the_last_one(client: Client, certificate: Path) -> None:
     problem = wait_until(lambda: status(client).api_problem, 30, "why it is closed")
     assert "while there is no valid token" in str(problem)
@@ -100,6 +110,7 @@ def test_it_opens_with_a_token_serves_by_tls_and_closes_with_the_last_one(client
     code, made = program.ask("/jobs", secret, "POST", {"user": "somebody", "key": "k", "fields": run})
     assert code == 200, made
     assert made["job"]["user"] == client.identity.whoami().user
+    submit_as_documented(program, secret)
     assert program.ask("/jobs", None)[0] == 401
     assert program.ask("/jobs", "ugro_wrong")[0] == 401
     assert program.ask("/exec", secret, "POST", {"key": "k", "nodes": [], "argv": ["id"]})[0] == 403
@@ -108,8 +119,18 @@ def test_it_opens_with_a_token_serves_by_tls_and_closes_with_the_last_one(client
     used = client.identity.tokens()[0]
     assert (used.id, used.last_used_by) == (token.id, "127.0.0.1")
     done = [one.via for one in client.audit() if (one.action, one.outcome) == ("submit", "done")]
-    assert done == ["token ci, 127.0.0.1"]
+    assert done == ["token ci, 127.0.0.1"] * 2
     client.jobs.wait(made["job"]["id"])
 
     client.identity.revoke_token("ci")
     wait_until(lambda: status(client).api_url is None, 30, "the API to close")
+
+
+def test_a_certificate_that_cannot_be_used_is_named(client: Client, certificate: Path, tmp_path: Path) -> None:
+    client.identity.create_token("user", 3600, "ci")
+    wait_until(lambda: status(client).api_url, 30, "the API")
+    file = tmp_path / "cluster.yaml"
+    file.write_text(file.read_text().replace(f"cert: {certificate}", f"cert: {tmp_path / 'key.pem'}"))
+    problem = wait_until(lambda: status(client).api_problem, 30, "why it is closed")
+    assert "its certificate cannot be used" in str(problem)
+    assert str(tmp_path / "key.pem") in str(problem)

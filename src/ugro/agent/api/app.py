@@ -314,7 +314,10 @@ async def _answer_bad_request(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     where = ".".join(str(part) for part in first["loc"][1:])
-    return await _answer_error(request, UsageError(f"{where}: {first['msg']}"))
+    if not where and "json" not in request.headers.get("content-type", ""):
+        hint = "send it with the header Content-Type: application/json"
+        return await _answer_error(request, UsageError("the body is not declared as JSON", hint=hint))
+    return await _answer_error(request, UsageError(f"{where}: {first['msg']}" if where else first["msg"]))
 
 
 async def _answer_unknown(request: Request, error: Exception) -> Response:

@@ -13,9 +13,10 @@ import stat
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, BinaryIO
-from urllib.parse import quote, unquote_to_bytes
+from urllib.parse import unquote_to_bytes
 
 from ugro.client.http import AgentGone, lines
+from ugro.client.path import path_of
 from ugro.client.retrying import trying_again
 from ugro.core.errors import UgroError, error_from_wire
 from ugro.remote import wire
@@ -150,7 +151,7 @@ class RemoteResults:
 
     def _stream(self, method: str, what: str, body: Any) -> Iterator[bytes]:
         query = f"?attempt={self.attempt}" if self.attempt and body is None else ""
-        path = f"/v1/jobs/{quote(str(self.job))}/results/{what}{query}"
+        path = f"{path_of('jobs', self.job)}/results/{what}{query}"
         stream: Iterator[bytes] = self.client.streamed(method, path, body)
         return stream
 
