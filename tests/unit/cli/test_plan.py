@@ -46,7 +46,7 @@ def test_where_local_sgd_is_not_faster_nothing_is_said_of_it() -> None:
 
 
 def dry_run(launcher: Launcher = Launcher.DDP, prediction: Prediction | None = None) -> DryRun:
-    spec = JobSpec("train", ("train.py",), launcher)
+    spec = JobSpec("train", ("train.py", "--size", "a b"), launcher)
     planned = Plan(7, 1, (NodePlan("gpu1", (RankPlan(0, 0, ("python3", "train.py"), ()),)),))
     memory = (NEED,) if prediction else ()
     placement = Placement((Share("gpu1"),))
@@ -57,7 +57,7 @@ def dry_run(launcher: Launcher = Launcher.DDP, prediction: Prediction | None = N
     ("found", "line"),
     [
         (dry_run(prediction=BEST), "  speed    412 samples/s ± 8 % (predicted)"),
-        (dry_run(), "  speed    not predicted: ugro plan train.py"),
+        (dry_run(), "  speed    not predicted: ugro plan train.py --size 'a b'"),
     ],
 )
 def test_a_dry_run_prints_the_predicted_speed_or_how_to_get_it(

@@ -54,7 +54,7 @@ def _lines(dry_run: DryRun) -> Iterator[str]:
 
 def _speed(dry_run: DryRun) -> str:
     if dry_run.prediction is None:
-        return f"not predicted: ugro plan {dry_run.spec.argv[0]}"
+        return f"not predicted: ugro plan {command(dry_run.spec.argv)}"
     return f"{compared(dry_run.prediction, None)} (predicted)"
 
 
