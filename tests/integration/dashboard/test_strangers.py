@@ -207,5 +207,6 @@ def _state(home: Path) -> dict[str, object]:
         rows["audit"] = database.execute("SELECT * FROM audit WHERE outcome NOT LIKE 'refused%'").fetchall()
         rows["sqlite_sequence"] = database.execute("SELECT * FROM sqlite_sequence WHERE name != 'audit'").fetchall()
     passing = ("agent.log", "agent.said", "metrics", "state.db", "root/")
-    files = {str(path.relative_to(home)): path.stat().st_size for path in home.rglob("*") if path.is_file()}
-    return rows | {name: size for name, size in files.items() if not name.startswith(passing)}
+    found = (str(path.relative_to(home)) for path in home.rglob("*"))
+    kept = [name for name in found if not name.startswith(passing)]
+    return rows | {name: (home / name).stat().st_size for name in kept if (home / name).is_file()}

@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import subprocess
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,9 @@ def test_a_counter_is_read_at_the_start_and_at_the_end(node: LocalNode, ledger: 
     assert status["state"]["is_metered"] is True
     wait_until(lambda: (node.run_dir("train", 1) / ENERGY).exists(), 20, "the meter")
     [meter] = meters(node)
+    # The counter and the clock are read one after the other: what lies between them must be small beside the run.
+    began = time.monotonic()
+    wait_until(lambda: time.monotonic() - began > 2, 20, "a run of two seconds")
     exit_record = node.call(link, "stop", job="train", attempt=1)["run"]["exit"]
     assert exit_record["leftovers"] == 0, "the meter is none of the run's processes"
     assert not is_alive(meter)
