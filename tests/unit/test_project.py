@@ -19,7 +19,7 @@ import click
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-MOST_LINES_OF_A_FILE = 500
+MOST_LINES_OF_A_FILE = 600
 MOST_LINES_OF_A_CLASS = 400
 MOST_LINES_OF_THE_ARCHITECTURE = 120
 OLDEST_PYTHON_ON_A_NODE = (3, 9)
@@ -305,7 +305,7 @@ def test_a_broken_promise_is_noticed(check: Check, path: str, bad: str) -> None:
 @pytest.mark.parametrize(
     ("check", "path", "good"),
     [
-        (too_long, "src/x.py", "\n" * 500),
+        (too_long, "src/x.py", "\n" * 600),
         (large_classes, "src/x.py", "class A:\n" + "    x = 1\n" * 399),
         (shells, "src/x.py", "subprocess.run(['ls'], shell=False)"),
         (shells, "src/x.py", "User(shell='/usr/bin/fish')"),
