@@ -276,7 +276,7 @@ REMOTE = "src/ugro/remote/x.py"
 @pytest.mark.parametrize(
     ("check", "path", "bad"),
     [
-        (too_long, "src/x.py", "\n" * 501),
+        (too_long, "src/x.py", "\n" * 601),
         (large_classes, "src/x.py", "class A:\n" + "    x = 1\n" * 400),
         (shells, "src/x.py", "subprocess.run('ls', shell=True)"),
         (shells, "src/x.py", "subprocess.run('ls', shell=wanted)"),
