@@ -40,6 +40,7 @@ check:        ## Lint, types, direction of imports, sizes, docs
 	$(PYTHON_HERE) -m ugro.config.reference --check docs/configuration.md docs/jobs.md docs/serving.md docs/quotas.md
 	$(PYTHON_HERE) scripts/cli_reference.py --check docs/cli.md
 	$(PYTHON_HERE) scripts/state_diagram.py --check ARCHITECTURE.md
+	$(PYTHON_HERE) scripts/measure.py --check
 
 test: setup   ## Run what a change must pass: a few minutes
 	$(PYTEST) $(IN_PARALLEL) -m "not proof"

@@ -70,6 +70,7 @@ def _trained(mode: str, steps: int) -> dict[str, Any]:
     for batch in run.loader(dataset, global_batch=BATCH):
         run.step(lambda part: nn.functional.cross_entropy(model(part[0]).flatten(0, 1), part[1].flatten()), batch)
         optimizer.step()
+        optimizer.zero_grad()
         begun, before = time.perf_counter(), begun
         taken.append(begun - before)
     run._metrics.close()

@@ -35,6 +35,7 @@ def main() -> None:
             loss = run.step(loss_of, batch)
             model.clip_grad_norm_(1.0)
             optimizer.step()
+            optimizer.zero_grad()
             run.log(loss=loss)
             if run.is_main and number % 20 == 0:
                 print(f"epoch {epoch} step {number} of {len(loader)} loss {loss.item():.4f}", flush=True)

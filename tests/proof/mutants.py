@@ -17,7 +17,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from tests.proof.guards import Edit, Mutant, all_mutants
+from tests.proof.guards import Edit, Mutant, NotFoundOnce, all_mutants
 
 ROOT = Path(__file__).resolve().parents[2]
 _COPIED = ("src", "tests", "pyproject.toml")
@@ -67,12 +67,12 @@ def _copy(folder: Path) -> Path:
 
 
 def _apply(copy: Path, edit: Edit) -> str | None:
-    """None when it is done; the code has changed when its text is not there exactly once."""
-    file = copy / edit.file
-    text = file.read_text() if file.exists() else ""
-    if text.count(edit.old) != 1:
-        return "not found" if not text.count(edit.old) else "ambiguous"
-    file.write_text(text.replace(edit.old, edit.new))
+    """Returns None when it is done, or what to say when the code has changed."""
+    file = edit.path(copy)
+    try:
+        file.write_text(edit.applied(file.read_text()))
+    except (NotFoundOnce, FileNotFoundError):
+        return "not found"
     return None
 
 

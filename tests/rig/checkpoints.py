@@ -38,6 +38,7 @@ class Rig:
         self.specs: dict[str, NodeSpec] = {}
         self.lost: set[str] = set()
         self.clocks: dict[str, RigClock] = {}
+        self.told: list[str] = []  # what users hear of their jobs
 
     def root(self, node: str) -> Path:
         return self.folder / node
@@ -74,7 +75,10 @@ class Rig:
                 raise NotFound(f"no node {name}")
             return nodes[name]
 
-        checkpoints = CheckpointSync(self.home, known, Identity(AGENT, generation))
+        async def tell(job: Job, text: str) -> None:
+            self.told.append(text)
+
+        checkpoints = CheckpointSync(self.home, known, Identity(AGENT, generation), tell)
         try:
             yield checkpoints
         finally:

@@ -53,6 +53,7 @@ def train(name: str) -> dict[str, Any]:
             time.sleep(0.0002 * (run.rank + 1) * len(batch[0]))
             losses.append(float(run.step(loss_of, batch)))
             optimizer.step()
+            optimizer.zero_grad()
     weights = [float(one.sum()) for one in model.module.parameters()]
     run._balance.close()
     run._metrics.close()

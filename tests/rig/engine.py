@@ -62,7 +62,7 @@ class EngineRig:
         self.folder = folder
         self.names = [f"n{number}" for number in range(1, nodes + 1)]
         self._gate = folder / "gate.sh"
-        self._gate.write_text('[ -e "$1" ] && exit 9\nshift\nexec "$@"\n')
+        self._gate.write_text('[ -e "$1" ] && exit 9\nwhile [ -e "$1.slow" ]; do sleep 0.05; done\nshift\nexec "$@"\n')
         self.file = folder / "cluster.yaml"
         self.cluster: Cluster | None = None
         self._roots = {name: name for name in self.names}
@@ -91,6 +91,10 @@ class EngineRig:
         self._cut(name).touch()
         if (link := self.cluster.inventory.get(name).link) is not None:
             link.close()
+
+    def slow(self, name: str) -> Path:
+        """As long as this file is there, connecting to the node takes its time."""
+        return self.folder / f"{name}.cut.slow"
 
     def heal(self, name: str) -> None:
         self._cut(name).unlink()

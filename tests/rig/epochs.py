@@ -77,6 +77,7 @@ def stepped(run: ut.Run, model: Any, optimizer: Any, batch: tuple[Any, Any], *, 
     if is_whole:
         loss = run.step(loss_of, batch)
         optimizer.step()
+        optimizer.zero_grad()
         return loss
     with run.step() as step:
         loss = step.loss(loss_of(batch))

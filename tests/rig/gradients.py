@@ -75,17 +75,18 @@ class Judge:
 
     def after(self, indices: Any) -> None:
         own = [] if self.run._stepping.is_dummy else indices.tolist()
-        gradients = [whole(parameter.grad).clone() for parameter in self.module.parameters()]
+        found = [parameter.grad for parameter in self.module.parameters()]
+        gradients = [None if one is None else whole(one).clone() for one in found]
         self.steps.append((self.reference, own, gradients, [buffer.clone() for buffer in _statistics(self.module)]))
 
-    def verdict(self, loss: Callable[..., Any] = loss_of, **more: Any) -> dict[str, Any]:
+    def verdict(self, loss: Callable[..., Any] = loss_of, epochs: int = 1, **more: Any) -> dict[str, Any]:
         everybody = [json.loads(text) for text in self.run._group.texts(json.dumps([step[1] for step in self.steps]))]
         batches = [[index for part in parts for index in part] for parts in zip(*everybody, strict=True)]
         errors = [_error(*step, batch, loss) for step, batch in zip(self.steps, batches, strict=True)]
         return {
             "error": max(errors),
             "shares": [[len(part) for part in parts] for parts in zip(*everybody, strict=True)],
-            "seen_once": sorted(index for batch in batches for index in batch) == list(range(SAMPLES)),
+            "seen_once": sorted(index for batch in batches for index in batch) == sorted(list(range(SAMPLES)) * epochs),
             **more,
         }
 
@@ -101,6 +102,9 @@ def _error(
     loss(model, DATA.inputs[batch], DATA.targets[batch]).backward()
     pairs = list(zip(gradients, [parameter.grad for parameter in model.parameters()], strict=True))
     pairs += zip(statistics, _statistics(model), strict=True)
+    if any((mine is None) is not (theirs is None) for mine, theirs in pairs):
+        return 1e9  # an optimizer moves what has a gradient of zero, and leaves alone what has none
+    pairs = [pair for pair in pairs if pair[0] is not None]
     scale = max(float(theirs.abs().max()) for _, theirs in pairs)  # some gradients are zero but for rounding
     # NaN is an error, whichever way it is compared.
     return max(float((mine - theirs).abs().max()) / scale if mine.isfinite().all() else 1e9 for mine, theirs in pairs)
@@ -249,6 +253,24 @@ def synchronised_batch_norm() -> dict[str, Any]:
     return judge.verdict()
 
 
+def synchronised_batch_norm_of_gpus() -> dict[str, Any]:
+    """torch's own layer, with kernels of the tests; ranks have unequal shares, and one has none of the last batch."""
+    from tests.rig.cuda_kernels import PretendedGpu
+    from ugro.train import batchnorm
+
+    run, model, optimizer, loader, judge = begin(normalised, balance="static", speeds=(1, 0.5, 0.25))
+    batchnorm.synchronised(model, run._stepping.company, is_on_gpu=True)
+    for indices, inputs, targets in loader:
+        judge.before()
+        with run.step() as step:
+            with PretendedGpu():
+                step.backward(step.loss(loss_of(model, inputs, targets)))
+            judge.after(indices)
+            optimizer.step()
+            optimizer.zero_grad()
+    return judge.verdict(layers=[type(one).__name__ for one in judge.module])
+
+
 def weights_of(inputs: Any) -> Any:
     """How much samples count, as if they had from one to about ten words."""
     return 1 + (inputs[:, 0].abs() * 4).floor()
@@ -295,6 +317,7 @@ def weighted_out_of_memory() -> dict[str, Any]:
         run.step(lambda part: weighted_loss(model, part[1], part[2]), batch)
         judge.after(batch[0])
         optimizer.step()
+        optimizer.zero_grad()
     return judge.verdict(weighted_loss, failures=model.module.failures)
 
 
@@ -340,6 +363,7 @@ def out_of_memory(is_in_backward: bool = False, room: int = 4) -> dict[str, Any]
         run.step(lambda part: loss_of(model, part[1], part[2]), batch)
         judge.after(batch[0])
         optimizer.step()
+        optimizer.zero_grad()
     plan = run.plan
     balancer = run._balance.balancer
     assert balancer is not None
@@ -348,6 +372,109 @@ def out_of_memory(is_in_backward: bool = False, room: int = 4) -> dict[str, Any]
 
 def out_of_memory_in_backward() -> dict[str, Any]:
     return out_of_memory(is_in_backward=True)
+
+
+class Fuse(torch.autograd.Function):  # type: ignore[misc]
+    """Runs out of memory on the way back, once."""
+
+    @staticmethod
+    def forward(context: Any, values: Any, model: Branches, place: str) -> Any:
+        context.model, context.place = model, place
+        return values.clone()
+
+    @staticmethod
+    def backward(context: Any, gradients: Any) -> Any:
+        context.model.reach(context.place)
+        return gradients, None, None
+
+
+class Branches(nn.Module):  # type: ignore[misc]
+    """One branch is for some samples only, one for none. Memory runs out once where ``lit`` says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(5)
+        self.first, self.last = nn.Linear(FEATURES, 32).double(), nn.Linear(32, 1).double()
+        self.some, self.never = nn.Linear(32, 32).double(), nn.Linear(32, 32).double()
+        self.lit = ""
+        self.failures = 0
+        self.first.bias.register_hook(lambda gradient: self.reach("first layer"))
+
+    def reach(self, place: str) -> None:
+        if self.lit == place:
+            self.lit = ""
+            self.failures += 1
+            raise torch.OutOfMemoryError("CUDA out of memory (pretended)")
+
+    def forward(self, inputs: Any) -> Any:
+        hidden = Fuse.apply(torch.tanh(self.first(inputs)), self, "middle")
+        self.reach("forward")
+        if self.is_used(inputs):
+            hidden = hidden + torch.tanh(self.some(hidden)) * (inputs[:, :1] > 0)
+        return Fuse.apply(self.last(hidden), self, "last layer")
+
+    def is_used(self, inputs: Any) -> bool:
+        return bool((inputs[:, 0] > 0).any())
+
+
+class Fixed(Branches):
+    """The same layers in every step, as a static graph wants it."""
+
+    def is_used(self, inputs: Any) -> bool:
+        return True
+
+
+PLACES = ("before", "forward", "last layer", "middle", "first layer", "bucket 0", "bucket 1")
+
+
+def out_of_memory_with_unused_layers(make: type[Branches] = Branches, **options: Any) -> dict[str, Any]:
+    """Each rank in turn runs out of memory at each place, also in the first steps, in which DDP arranges itself."""
+    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+
+    module = make()
+
+    def hook(state: Any, bucket: Any) -> Any:
+        module.reach(f"bucket {bucket.index()}")  # as one does that needs memory of its own
+        return allreduce_hook(state, bucket)
+
+    run, model, optimizer, loader, judge = begin(
+        lambda: module, bucket_cap_mb=0.001, comm_hook=hook, **(options or {"find_unused_parameters": True})
+    )
+    judge.make = make
+    failures = 0
+    for epoch in range(2):
+        for number, batch in enumerate(loader):
+            count = epoch * 10 + number
+            judge.before()
+            if run.rank == count % run.ranks and len(batch[0]) > 1:
+                module.lit = PLACES[(count // run.ranks + number) % len(PLACES)]
+
+            def loss(part: Any) -> Any:
+                module.reach("before")
+                return loss_of(model, part[1], part[2])
+
+            run.step(loss, batch)
+            judge.after(batch[0])
+            optimizer.step()
+            optimizer.zero_grad()
+            failures, module.lit = module.failures, ""
+            run._stepping.cap = None  # else there would be no room for one sample after so many failures
+        run.progress.epoch, run.progress.cursor = epoch + 1, 0
+    return judge.verdict(epochs=2, failures=failures)
+
+
+def out_of_memory_with_static_graph() -> dict[str, Any]:
+    return out_of_memory_with_unused_layers(Fixed, static_graph=True)
+
+
+def out_of_memory_in_many_buckets() -> dict[str, Any]:
+    return out_of_memory_with_unused_layers(Whole, find_unused_parameters=False)
+
+
+class Whole(Fixed):
+    def __init__(self) -> None:
+        super().__init__()
+        del self.never
 
 
 def out_of_memory_everywhere() -> dict[str, Any]:
@@ -359,6 +486,7 @@ def out_of_memory_everywhere() -> dict[str, Any]:
         run.step(lambda part: loss_of(model, part[1], part[2]), batch)
         judge.after(batch[0])
         optimizer.step()
+        optimizer.zero_grad()
     return judge.verdict(failures=model.module.failures, plan=run.plan)
 
 

@@ -49,6 +49,13 @@ class Tied(nn.Module):  # type: ignore[misc]
         return self.logits(x)
 
 
+class StepsFirst(Tied):
+    """Steps × samples, of another length in each batch."""
+
+    def embed(self, numbers: Any) -> Any:
+        return self.tokens(numbers) + self.places[: len(numbers), None]
+
+
 SLOW_S = [0.0]  # for each layer, on this rank
 
 
@@ -79,23 +86,27 @@ def made(make: Callable[[], nn.Module]) -> nn.Module:
 
 
 def compared(
-    make: Callable[[], nn.Module], epochs: int = 2, weights: Any = None, before_epoch: Any = None, **options: Any
-) -> dict[str, Any]:
+    make: Callable[[], nn.Module], epochs: int = 2, before_epoch: Any = None, before_step: Any = None,
+    loading: Any = None, **options: Any,
+) -> dict[str, Any]:  # fmt: skip
     """Trains the pipeline, and beside it one process that has the whole model."""
     run = ut.init(seed=1)
     model, alone = run.wrap(made(make), parallel="pipeline", **options), made(make)
     optimizer, beside = (torch.optim.AdamW(one.parameters(), lr=0.01) for one in (model, alone))
     run.keep(model=model, optimizer=optimizer)
-    loader = run.loader(data(), global_batch=BATCH, weights=weights)
+    loader = run.loader(**{"dataset": data(), **(loading or {})}, global_batch=BATCH)
     errors, norms, samples, cuts = [], [], 0, []
     for epoch in run.epochs(epochs):
         if before_epoch is not None:
             before_epoch(run, epoch)
         for numbers, targets in loader:
-            samples += len(numbers)
+            samples += numbers.shape[0 if loading is None else 1]
+            if before_step is not None:
+                before_step(run.progress.step, [model.module, alone], optimizer, beside)
             loss = run.step(lambda part: loss_of(model, *part), (numbers, targets))
             norm = model.clip_grad_norm_(0.5)
             optimizer.step()
+            optimizer.zero_grad()
             beside.zero_grad()
             expected = loss_of(alone, numbers, targets)
             expected.backward()
@@ -125,7 +136,7 @@ def _checkpoint_error(path: Path, alone: nn.Module, optimizer: Any) -> float:
     objects = torch.load(path, weights_only=True)["objects"]
     error = max(float((objects["model"][name] - one).abs().max()) for name, one in alone.state_dict().items())
     expected, found = optimizer.state_dict(), objects["optimizer"]
-    if found["param_groups"] != expected["param_groups"] or list(found["state"]) != list(expected["state"]):
+    if found["param_groups"] != expected["param_groups"] or sorted(found["state"]) != sorted(expected["state"]):
         return 1e9
     pairs = [(one[key], found["state"][at][key]) for at, one in expected["state"].items() for key in one]
     return max(error, *(float((one - other).abs().max()) for one, other in pairs))
@@ -176,6 +187,41 @@ def _records() -> list[dict[str, Any]]:
     return [record for record in records[last:] if record["kind"] in ("pipeline", "profile")]
 
 
+def steps_first() -> dict[str, Any]:
+    """Sequences of unequal length, and a loss that is the mean over their tokens."""
+    numbers, targets = data().tensors
+    lengths = [1 + at % LENGTH for at in range(SAMPLES)]
+
+    def collate(samples: list[Any]) -> Any:
+        own, wanted = zip(*samples, strict=True)
+        return nn.utils.rnn.pad_sequence(own), nn.utils.rnn.pad_sequence(wanted, padding_value=-100)
+
+    rows = [(numbers[at][:length], targets[at][:length]) for at, length in enumerate(lengths)]
+    rows[BATCH:] = [(one[:3], other[:3]) for one, other in rows[BATCH:]]
+    loading = {"dataset": rows, "collate_fn": collate, "weights": [len(one) for one, _ in rows], "shuffle": False}
+    return compared(StepsFirst, loading=loading, layers="blocks", before="embed", after="logits")
+
+
+def thawing() -> dict[str, Any]:
+    """All but a norm is frozen at first; the weights that are tied thaw, too; others freeze later."""
+
+    def make() -> nn.Module:
+        model = Tied()
+        model.requires_grad_(False)
+        model.norm.requires_grad_(True)
+        return model
+
+    def before_step(step: int, models: list[Any], *optimizers: Any) -> None:
+        for model in models:
+            if step == 3:
+                model.requires_grad_(True)
+            if step == 6:
+                model.blocks[0].requires_grad_(False)
+                model.blocks[-1].requires_grad_(False)
+
+    return compared(make, epochs=2, before_step=before_step, layers="blocks", before="embed", after="logits")
+
+
 def hugging_face() -> dict[str, Any]:
     """A real GPT-2 with its tied embeddings, whose layers return what they like and take masks."""
     from transformers import GPT2Config, GPT2LMHeadModel
@@ -213,7 +259,7 @@ def attempted(make: Callable[[], nn.Module], loss: Any = loss_of, *, keeps: bool
             run.keep(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
         if is_block:
             run.step()
-        run.step(lambda part: loss(model, *part), data()[:BATCH])
+        run.step(lambda part: loss(model, *part), next(iter(run.loader(data(), global_batch=BATCH))))
     except UgroError as error:
         return f"{error} ({error.hint})"
     return "nothing"
@@ -242,7 +288,7 @@ def nonsense() -> dict[str, Any]:
 
 def main() -> None:
     torch.set_num_threads(1)
-    known = (tied, sequential, interleaved, moved, hugging_face, nonsense)
+    known = (tied, sequential, interleaved, moved, steps_first, thawing, hugging_face, nonsense)
     results = {one.__name__: one() for one in known if one.__name__ in sys.argv[1:]}
     Path(os.environ["RESULT"]).write_text(json.dumps(results))
 

@@ -59,7 +59,6 @@ def _uv_in(folder: Path) -> Path:
         found = asyncio.run(Tools(Workshop(folder)).uv_for(platform))
     except EnvFailed as error:
         pytest.skip(f"uv cannot be had from PyPI: {error}")
-    assert found is not None
     return found.folder / found.blob.name
 
 
@@ -126,20 +125,19 @@ def _entry(writer: PackWriter, name: str, content: bytes) -> trees.TreeEntry:
     return trees.TreeEntry(name.encode(), trees.FILE, 0o644, len(content), b"".join(keys))
 
 
-def recipe(root: Path, uv: Path | None, wheels: Sequence[Wheel], *, name: str = "e1", url: str | None = None) -> Recipe:
+def recipe(root: Path, uv: Path, wheels: Sequence[Wheel], *, name: str = "e1", url: str | None = None) -> Recipe:
     """``url``: of the index that the node asks; else the wheels are sent to it."""
     sent = () if url else tuple(wheels)
     files = {one.path.name: one.path.read_bytes() for one in sent}
-    if uv is not None:
-        files["uv"] = uv.read_bytes()
+    files["uv"] = uv.read_bytes()
     return Recipe(
         name,
         Platform(os.uname().machine, "glibc", (2, 28), MINOR),
         "".join(one.requirement for one in wheels),
-        blob(uv, "uv") if uv is not None else None,
+        blob(uv, "uv"),
+        put(root, files),
         wheels=tuple(blob(one.path) for one in sent),
         index_url=url,
-        tree=put(root, files) if files else None,
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from tests.rig.waiting import name_of, processes_with
 
-LIMIT_S = 120
+LIMIT_S = 600
 SHARED = Path("/dev/shm")
 TASKS = """
 import os, sys, ray

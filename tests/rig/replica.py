@@ -2,6 +2,8 @@
 
     python replica.py ADDRESS:PORT NAME SECONDS [serial]
 
+SIGUSR1 has it load its model, as after a crash: it answers 503 to everything, until the next one.
+
 The paths: /health · /fail (500) · /stream (ten pieces) · /headers · /socket (an echo after an upgrade) · all others.
 """
 
@@ -24,6 +26,10 @@ class Replica:
         self.seconds = seconds
         self.turn = asyncio.Semaphore(1 if is_serial else 1_000_000)
         self.answered = 0
+        self.is_loading = False
+
+    def load(self) -> None:
+        self.is_loading = not self.is_loading
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError, asyncio.IncompleteReadError):
@@ -38,7 +44,9 @@ class Replica:
         headers = {key.lower(): value for key, value in pairs}
         body = await reader.readexactly(int(headers.get("content-length", 0)))
         path = head[0].split(" ")[1]
-        if path == "/health":
+        if self.is_loading:
+            _send(writer, 503, "it loads")
+        elif path == "/health":
             _send(writer, 200, "well")
         elif path == "/socket":
             await _echo(headers["sec-websocket-key"], reader, writer)
@@ -89,6 +97,7 @@ async def main(place: str, name: str, seconds: str, *more: str) -> None:
     replica = Replica(name, float(seconds), is_serial="serial" in more)
     server = await asyncio.start_server(replica.serve, address, int(port), backlog=1024)
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, server.close)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, replica.load)
     with contextlib.suppress(asyncio.CancelledError):
         await server.serve_forever()
 

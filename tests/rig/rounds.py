@@ -83,6 +83,7 @@ def trained(run: ut.Run, arguments: argparse.Namespace, seen: Path) -> dict[str,
             steps.append((epoch, round_of(run), batch[0].tolist()))
             loss = run.step(loss_of, batch)
             optimizer.step()
+            optimizer.zero_grad()
             run.log(loss=loss)
             with seen.open("a") as file:
                 file.write("".join(f"{epoch} {index}\n" for index in batch[0].tolist()))

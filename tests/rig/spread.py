@@ -187,6 +187,7 @@ def fsdp_out_of_memory(is_in_backward: bool = False) -> dict[str, Any]:
         run.step(lambda part: loss_of(model, part[1], part[2]), batch)
         judge.after(batch[0])
         optimizer.step()
+        optimizer.zero_grad()
     balancer = run._balance.balancer
     assert balancer is not None
     return judge.verdict(failures=model.layers[1].failures, caps=balancer.caps, plan=run.plan)

@@ -20,7 +20,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 MOST_LINES_OF_A_FILE = 600
-MOST_LINES_OF_A_CLASS = 400
+MOST_LINES_OF_A_CLASS = 500
 MOST_LINES_OF_THE_ARCHITECTURE = 120
 OLDEST_PYTHON_ON_A_NODE = (3, 9)
 NEWER_THAN_A_NODE = {"tomllib", "annotationlib", "compression"}
@@ -38,9 +38,11 @@ CATCHES_EVERYTHING = {
     "src/ugro/inference/batcher.py": "what a user's model raises is the answer to that request; the others go on",
     "src/ugro/inference/generation/engine.py": "the top of a thread: everybody who waits for a text must hear of it",
     "src/ugro/inference/threads.py": "the top of a thread: its error is raised in the event loop that waits for it",
+    "src/ugro/train/pieces.py": "a look at what a user's collate function does must not end a training that works",
     "src/ugro/store/engine.py": "whoever asked for it gets the error; the thread must serve the others",
     "src/ugro/agent/api/responses.py": "the end of a stream: its reader gets one clear line and not a broken answer",
     "src/ugro/agent/engine/leases.py": "the top of a loop that must not end: what runs would end for want of our word",
+    "src/ugro/agent/support/loop_watch.py": "the top of a thread that must not end: it speaks for a loop that stands",
     "src/ugro/agent/engine/reconciler.py": "the top of the daemon's loop: whatever happens to one pass, jobs go on",
 }
 
@@ -277,7 +279,7 @@ REMOTE = "src/ugro/remote/x.py"
     ("check", "path", "bad"),
     [
         (too_long, "src/x.py", "\n" * 601),
-        (large_classes, "src/x.py", "class A:\n" + "    x = 1\n" * 400),
+        (large_classes, "src/x.py", "class A:\n" + "    x = 1\n" * 500),
         (shells, "src/x.py", "subprocess.run('ls', shell=True)"),
         (shells, "src/x.py", "subprocess.run('ls', shell=wanted)"),
         (shells, "src/x.py", "os.system('ls')"),

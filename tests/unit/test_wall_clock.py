@@ -43,6 +43,7 @@ ALLOWED = {
     "agent/relocation.py": "the name of a file",
     "agent/safe_mode/journal.py": "the name of a file",
     "agent/safe_mode/control.py": SHOWN,
+    "agent/support/loop_watch.py": SHOWN,
     "agent/tracking/cluster.py": IDENTITY,
     "agent/tracking/health.py": SHOWN,
     "cli/alerts.py": SHOWN,

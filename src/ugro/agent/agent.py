@@ -24,6 +24,7 @@ from ugro.agent.monitoring.service import MonitoringService
 from ugro.agent.monitoring.usage import UsageService
 from ugro.agent.ops.audit import AuditLog
 from ugro.agent.ops.backups import Backups
+from ugro.agent.ops.disk import StateDisk
 from ugro.agent.ops.doctor import Doctor
 from ugro.agent.ops.exec import Command, Execution
 from ugro.agent.ops.hosts import Hosts
@@ -41,6 +42,8 @@ from ugro.agent.safe_mode.reconcile import Reconciler
 from ugro.agent.safe_mode.records import Comparison, Records
 from ugro.agent.services.service import Services
 from ugro.agent.support.aio import keep_running
+from ugro.agent.support.caller import sees
+from ugro.agent.support.loop_watch import LoopWatch
 from ugro.agent.sweep.service import SweepService
 from ugro.agent.tracking.clock_watch import ClockWatch
 from ugro.agent.tracking.cluster import Cluster, Guard
@@ -55,12 +58,13 @@ from ugro.core.agent import AgentStatus
 from ugro.core.cluster_file import ServedFile
 from ugro.core.errors import ConfigError, NotAllowed, NotFound, UgroError, Unsatisfiable
 from ugro.core.finding import Finding, Grade
-from ugro.core.job import FINAL_STATES, JobState
+from ugro.core.job import FINAL_STATES, Ending, JobState
 from ugro.core.node import NodeReport
 from ugro.core.support.state_dir import StateDir
 from ugro.nodes.runs import Identity
-from ugro.policy.nodes.diagnosis import judge_state
+from ugro.policy.nodes.diagnosis import judge_loop, judge_state
 from ugro.policy.scheduling.selection import Choice
+from ugro.policy.wording import count_of, jobs
 from ugro.store.database import Store
 from ugro.store.engine import Opening
 from ugro.store.locate import locate
@@ -71,7 +75,8 @@ log = logging.getLogger(__name__)
 class Agent:
     def __init__(self, home: StateDir, cluster_file: ServedFile) -> None:
         self.home = home
-        self.store = Store(locate(home, _end_at_once))
+        self.disk = StateDisk(home)
+        self.store = Store(locate(home, _end_at_once), self.disk.reserve)
         self.backups = Backups(home, self.store)
         self.allowances = Allowances(home)
         self.audit = AuditLog(self.store.audit)
@@ -83,6 +88,7 @@ class Agent:
         self.discovery = Discovery(self.store.discovered, self.cluster, self.health, self.hosts)
         self.measured = MeasuredHardware(self.store.hardware)
         self.stopping = asyncio.Event()
+        self.loop_watch = LoopWatch()
         self._started_at = datetime.now(UTC)
         self._executions: dict[str, Execution] = {}
         self.dashboard = DashboardAddress()
@@ -101,6 +107,7 @@ class Agent:
 
     async def start(self, on_progress: Callable[[str], None] = lambda text: None) -> None:
         await self.store.open(Opening(on_progress, self.backups.before_use))
+        await asyncio.to_thread(self.disk.reserve.take)
         self._records = records = await asyncio.to_thread(Records, self.home)
         compared = await self._compare(records)
         identity = Identity(await self.store.agent_id(), await self._generation(compared), records.key)
@@ -117,6 +124,7 @@ class Agent:
         await self.clock_watch.start()
         await self.measured.read()
         await self.monitoring.open(engine, parts.scheduler_input)
+        self.monitoring.monitor.own_disk = self.disk.take_and_look
         self.monitoring.use_figures(self.measured)
         self.monitoring.use_services(lambda: self.services.listed(everything=False))
         self.monitoring.use_usage(parts.usage.all_time)
@@ -255,6 +263,7 @@ class Agent:
         """``settings``: the UGRO_* variables of the command that asks."""
         nodes = list(self.cluster.inventory)
         error, damage = self.cluster.error, self.store.damage or self.store.away
+        full = self.disk.look()
         return AgentStatus(
             pid=os.getpid(),
             version=ugro.__version__,
@@ -274,12 +283,15 @@ class Agent:
             store=self.store.name,
             last_backup=self.backups.last.made_at if self.backups.last else None,
             backup_problem=self.backups.problem,
+            disk_problem=full.text if full else None,
+            disk_hint=full.remedy if full else None,
             ignored_variables=() if settings is None else differing(os.environ, settings),
             safe_mode=self.safe_mode.status() if self._parts else None,
             team_socket=self.team_address.url,
             team_problem=self.team_address.complaint,
             api_url=self.api_address.url,
             api_problem=self.api_address.complaint,
+            stood_still=self.loop_watch.last,
         )
 
     @property
@@ -319,7 +331,7 @@ class Agent:
         text = read_text(path)
         await self._edit(path, add_node(text, name, fields, file=str(path)), text)
 
-    async def remove_node(self, name: str, *, only_if_idle: bool = False) -> None:
+    async def remove_node(self, name: str, *, only_if_idle: bool = False, even_with_jobs: bool = False) -> None:
         self.cluster.inventory.named(name)
         self.discovery.refuse_removal(name)
         path = self._cluster_file()
@@ -327,9 +339,26 @@ class Agent:
         async with self.parts.engine.scheduling:  # no job is placed there meanwhile
             if only_if_idle and (reason := await self.power.why_not_removed(name)) is not None:
                 raise NotAllowed(f"it {reason}", subject=name, hint="try again later, or without --if-idle")
+            if not even_with_jobs:
+                self._expect_no_jobs(name)
             await self._edit(path, remove_node(text, name, file=str(path)), text)
         await self.store.resume(name)
         await self.measured.forget(name)
+
+    def _expect_no_jobs(self, name: str) -> None:
+        """Raises NotAllowed if ranks are there that nobody has given up: they would go on unseen."""
+        there = [job for job in self.parts.engine.live.on(name) if job.ending is not Ending.CANCELLED]
+        if not there:
+            return
+        seen = [job.id for job in there if sees(job)]
+        which = jobs(seen) if len(seen) == len(there) else count_of(len(there), "job")
+        end = f"end what is there: ugro cancel {' '.join(map(str, seen))}; " if seen else ""
+        raise NotAllowed(
+            f"{which} {'runs' if len(there) == 1 else 'run'} there",
+            subject=name,
+            hint=f"let it become empty: ugro node drain {name}; {end}"
+            f"or let it go on there, unseen: ugro node rm {name} --force",
+        )
 
     async def drain(self, name: str, reason: str) -> None:
         self.cluster.inventory.named(name)
@@ -378,10 +407,14 @@ class Agent:
             yield [Finding("agent", "state", Grade.FAILED, str(damage), damage.hint)]
         if self.store.away is not None:  # all else would wait for it
             return
+        if (full := await asyncio.to_thread(self.disk.take_and_look)) is not None:
+            yield [full]
         if (safe_mode := self.safe_mode.status()) is not None:
             yield [judge_state(safe_mode)]
         if (finding := self.team.finding()) is not None:
             yield [finding]
+        if (stood := self.loop_watch.last) is not None:
+            yield [judge_loop(stood)]
         doctor = Doctor(self.cluster, self.health)
         nodes = self.cluster.inventory.select(words)
         async for finding in doctor.findings(nodes):

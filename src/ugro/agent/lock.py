@@ -62,12 +62,13 @@ class HomeLock:
         with contextlib.suppress(OSError):  # the kernel has no more watches to give
             watch = inotify.Inotify()
             watch.add(str(self.home.path), _GONE)
-            asyncio.get_running_loop().add_reader(watch.fd, self._look, watch)
+            asyncio.get_running_loop().add_reader(watch.fd, self.look, watch)
         while True:
-            self._look()
+            self.look()
             await asyncio.sleep(_LOOK_S)
 
-    def _look(self, watch: inotify.Inotify | None = None) -> None:
+    def look(self, watch: inotify.Inotify | None = None) -> None:
+        """Ends this process if its directory was removed or replaced. Any thread may look."""
         for _ in watch.read() if watch is not None else ():
             pass
         if self.is_lost():

@@ -20,6 +20,8 @@ from ugro.agent.log_format import configure
 from ugro.core.cluster_file import ServedFile
 from ugro.core.errors import UgroError
 from ugro.core.support.state_dir import StateDir
+from ugro.remote.disk import has_nothing_left
+from ugro.store.reserve import Reserve
 
 if TYPE_CHECKING:
     from ugro.agent.serve import ServeFront
@@ -96,6 +98,8 @@ def _arguments() -> argparse.Namespace:
 
 def _run(home: StateDir, arguments: argparse.Namespace, ready: Ready, front: ServeFront | None) -> None:
     home.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if has_nothing_left(str(home.path)):
+        Reserve(home.reserve).give()
     if (lock := HomeLock.take(home)) is None:
         ready.say({"state": "taken"})
         sys.stderr.write(f"taken: another agent runs in {home.path}\n")

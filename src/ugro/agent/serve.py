@@ -45,12 +45,18 @@ async def serve(lock: HomeLock, cluster_file: ServedFile, ready: Ready, front: S
     agent = Agent(home, cluster_file)
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, agent.stopping.set)
+    def speak() -> None:
+        lock.look()
+        agent.parts.engine.speak()
+
     try:
         await agent.start(ready.progress)
+        agent.loop_watch.start(speak)
         await _serve_until_stopped(agent, _bind(home), ready, front)
     finally:
         # Removed before the lock is released: a client that finds the socket finds a running agent behind it.
         home.socket.unlink(missing_ok=True)
+        agent.loop_watch.stop()
         await agent.close()
         watching.cancel()
         log.info("agent stopped")

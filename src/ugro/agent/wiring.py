@@ -39,7 +39,6 @@ from ugro.agent.recipes.service import RecipeService
 from ugro.agent.safe_mode.reconcile import Reconciler
 from ugro.agent.services.creation import Creation
 from ugro.agent.services.door_place import DoorPlaces
-from ugro.agent.services.ray_place import RayPlaces
 from ugro.agent.services.replica_watch import ReplicaWatch
 from ugro.agent.services.service import Services
 from ugro.agent.sweep.listening import Listening
@@ -54,6 +53,7 @@ from ugro.agent.tracking.measured import MeasuredHardware
 from ugro.agent.tracking.placed_runs import PlacedRuns
 from ugro.agent.tracking.run_tracker import RunTracker
 from ugro.agent.tracking.scheduler_input import SchedulerInput
+from ugro.core.job import Job
 from ugro.core.support.state_dir import StateDir
 from ugro.nodes.calls import Duplex
 from ugro.nodes.runs import Identity
@@ -164,7 +164,11 @@ def _footing(base: Base, identity: Identity, placed: PlacedRuns) -> _Footing:
     scheduler_input = SchedulerInput(jobs, cluster, base.health)
     clock_watch = ClockWatch(scheduler_input.clock, base.store, lambda: cluster.config.retention.notice)
     base.backups.may_remove = clock_watch.may_remove
-    checkpoints = CheckpointSync(home.jobs, cluster.inventory.get, identity)
+
+    async def tell(job: Job, text: str) -> None:
+        await jobs.note("preflight", text, job=job)
+
+    checkpoints = CheckpointSync(home.jobs, cluster.inventory.get, identity, tell)
     code = Code(home, base.store, cluster, identity)
     environments = Environments(base.store.environments, watch)
     envs = PythonEnvService(home, base.store, cluster, code, identity)
@@ -255,10 +259,9 @@ def _ray_clusters(base: Base, footing: _Footing, jobs: JobService, logins: Login
 def _services(
     base: Base, footing: _Footing, jobs: JobService, results: ResultService, clusters: RayClusters
 ) -> Services:
-    rays = RayPlaces(base.store.services, clusters)
-    creation = Creation(base.store.services, jobs, results, DoorPlaces(base.cluster), rays)
+    creation = Creation(base.store.services, jobs, results, DoorPlaces(base.cluster))
     watch = ReplicaWatch(base.cluster, lambda: footing.identity)
-    services = Services(base.store, base.cluster, jobs, creation, rays, watch)
+    services = Services(base.store, base.cluster, jobs, creation, watch)
     services.identity = lambda: footing.identity
     services.speeds = lambda: base.health.speeds(footing.scheduler_input.gpus)
     return services

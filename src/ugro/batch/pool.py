@@ -40,12 +40,14 @@ class Pool:
 
     def __init__(
         self,
+        workers: int | None = None,
         *,
         engine: str | Engine | None = None,
         address: str | None = None,  # of a Ray cluster, or "auto" inside a Ray driver
-        workers: int | None = None,
         aims: Aims | None = None,
     ) -> None:
+        if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int)):
+            raise UsageError(f"workers: expected a whole number, got {workers!r}", hint='ugro.Pool(4, engine="local")')
         if workers is not None and workers < 1:
             raise UsageError(f"a pool needs at least one worker, not {workers}")
         self._aims = aims or Aims()

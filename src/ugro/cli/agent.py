@@ -254,8 +254,13 @@ def _show(output: Output, status: AgentStatus) -> None:
     if status.safe_mode is not None:
         show_safe_mode(output, status.safe_mode)
         warn_of_safe_mode(output, status.safe_mode)
+    if (stood := status.stood_still) is not None:
+        text = f"it stood still for {stood.seconds:g} s until {local_time(stood.at)}: {stood.where}"
+        output.warn(text, "please report it with the end of: ugro agent logs")
     if status.backup_problem:
         output.warn(f"no backup could be made: {status.backup_problem}")
+    if status.disk_problem:
+        output.warn(status.disk_problem, status.disk_hint)
     if status.state_error:
         output.warn(status.state_error, status.state_hint)
     if status.config_error:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import threading
+from collections.abc import Iterable
 from typing import Any
 
 import click
@@ -11,6 +13,7 @@ import click
 from ugro.cli import candidates
 from ugro.cli.jobs.log_printer import Bytes, Documents, Printer
 from ugro.cli.jobs.options import environment_options
+from ugro.cli.node_number import NodeNumber
 from ugro.cli.output import Cell, Output, Style
 from ugro.cli.session import CommandGroup, Session, json_option, pass_session
 from ugro.client.client import Client
@@ -56,7 +59,7 @@ def cluster() -> None:
 
 @cluster.command()
 @click.option("--name", default="ray", show_default=True, help="Name of the cluster.")
-@click.option("--nodes", type=click.IntRange(1), metavar="N", help="Number of nodes; default: all that can be used.")
+@click.option("--nodes", type=NodeNumber(), metavar="N|all", help="Number of nodes; default: all that can be used.")
 @click.option("--label", multiple=True, shell_complete=candidates.labels, help="Use only nodes with this label.")
 @click.option("--only", multiple=True, metavar="NODE", shell_complete=candidates.node_names, help="Use only this node.")
 @click.option("--head", metavar="NODE", shell_complete=candidates.node_names, help="The node of the head.")
@@ -67,6 +70,7 @@ def cluster() -> None:
 @click.option("--gpus", type=click.IntRange(0), default=0, metavar="N", help="GPUs of each worker.")
 @click.option("--priority", default="normal", metavar="PRIORITY", help="urgent, normal, batch, or 0 to 100.")
 @click.option("--time-limit", type=_DURATION, metavar="DURATION", help="Stop the cluster after this time.")
+@click.option("--env", "-e", multiple=True, metavar="NAME[=VALUE]", help="A variable of the head and the workers.")
 @environment_options
 @click.option("--detach", "-d", is_flag=True, help="Do not wait until the workers have joined.")
 @json_option
@@ -85,8 +89,8 @@ def start(session: Session, /, detach: bool, **given: Any) -> int:
     output = session.output
     wish, environment = _wish(given), _environment(given)
     client = session.client(uses_nodes=True)
-    output.progress("looking at the nodes")
-    found = client.ray_clusters.start(wish, environment=environment, on_progress=output.progress)
+    output.waiting("looking at the nodes")
+    found = client.ray_clusters.start(wish, environment=environment, on_progress=output.waiting)
     if (cheaper := wish.advice) is not None:
         output.note(f"note: {cheaper}")
     if not detach:
@@ -118,7 +122,20 @@ def _wish(given: dict[str, Any]) -> ClusterWish:
         size,
         _priority(given["priority"]),
         given["time_limit"],
+        _variables(given["env"]),
     )
+
+
+def _variables(words: Iterable[str]) -> tuple[tuple[str, str], ...]:
+    """Those without a value have the one that they have here."""
+    found: dict[str, str] = {}
+    for word in words:
+        name, has_value, value = word.partition("=")
+        if not has_value and name not in os.environ:
+            hint = f"give it: --env {name}=VALUE, or export {name}"
+            raise UsageError(f"--env {name}: it has no value here", hint=hint)
+        found[name] = value if has_value else os.environ[name]
+    return tuple(sorted(found.items()))
 
 
 def _priority(text: str) -> int:
@@ -145,7 +162,7 @@ def _environment_parameters() -> list[click.Parameter]:
 
 def _wait(output: Output, client: Client, found: ClusterView) -> ClusterView:
     try:
-        return client.ray_clusters.wait(found.name, on_progress=output.progress)
+        return client.ray_clusters.wait(found.name, on_progress=output.waiting)
     except KeyboardInterrupt:
         raise Interrupted(
             f"interrupted: the Ray cluster {found.name} goes on",
@@ -278,18 +295,20 @@ def dashboard(session: Session, name: str | None, port: int | None) -> int:
 def env(session: Session, name: str | None) -> int:
     """Print shell commands that let programs connect to a cluster.
 
-    They set RAY_ADDRESS, and name a file with the token that only you can read. A driver must run on one of the
-    cluster's nodes.
+    They set RAY_ADDRESS, and name a file with the token that only you can read. ray.init() must run on one of the
+    cluster's nodes; ray.init("ray://HOST:10001") connects from any machine that has the token and reaches the head.
 
     \b
     Example:
       eval "$(ugro cluster env)" && python driver.py
     """
     client = session.client()
-    variables = connection(client.home, client.ray_clusters.access(name))
+    access = client.ray_clusters.access(name)
+    variables = connection(client.home, access)
     if session.output.is_json:
-        session.output.document({"env": variables})
+        session.output.document({"env": variables, "client_address": access.client_address})
         return 0
+    session.output.note(f'# from other machines, with the token: ray.init("{access.client_address}")')
     for key, value in variables.items():
         session.output.text(f"export {key}={shlex.quote(value)}")
     return 0
@@ -327,6 +346,7 @@ def _show_one(output: Output, found: ClusterView) -> None:
     reason = f": {found.reason}" if found.reason else ""
     output.text(f"{found.name} is {found.phase}{reason}")
     output.text(f"address {found.address}, Ray {found.ray_version}, dashboard port {found.dashboard_port}")
+    output.text(f"from other machines {found.client_address}")
     header = ("PART", "JOB", "NODE", "STATE", "RAY", "CPUS", "GPUS", "RESTARTS", "REASON")
     output.table(header, [_row(part) for part in (found.head, *found.workers)], spare=("GPUS",))
 
@@ -355,6 +375,7 @@ def _document(found: ClusterView) -> dict[str, Any]:
         "reason": found.reason,
         "user": found.user,
         "address": found.address,
+        "client_address": found.client_address,
         "dashboard_port": found.dashboard_port,
         "ray_version": found.ray_version,
         "made_at": found.made_at,

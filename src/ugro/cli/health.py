@@ -60,6 +60,8 @@ def health(session: Session, nodes: tuple[str, ...], watch: bool, interval: floa
     reports, elapsed_s = _check(session.output, client, nodes)
     show(session.output, reports)
     session.output.note(summary(reports, elapsed_s))
+    if (agent := client.agent()).disk_problem:
+        session.output.warn(agent.disk_problem, agent.disk_hint)
     return exit_code(reports)
 
 

@@ -27,7 +27,9 @@ from ugro.core.support.state_dir import CLUSTER_FILE, CLUSTER_VARIABLE, StateDir
 
 _SSH_CONFIG = "~/.ssh/config"
 _OWN_CONFIG = f"without the option, {_SSH_CONFIG} is read"
-_UNKNOWN_KEY = "host-key-unknown"
+_UNKNOWN_KEY, _UNKNOWN_NAME = "host-key-unknown", "name-not-found"
+_NOT_YET = frozenset({_UNKNOWN_KEY, _UNKNOWN_NAME})
+_ALL_THE_SAME = "correct it, or give its HostName in ~/.ssh/config; if only its network is away: ugro node add NAME"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +64,7 @@ def init(session: Session, /, **options: Any) -> int:
 
     Tries to reach HOSTS (NAME, USER@HOST or USER@HOST:PORT), or the hosts in ~/.ssh/config, all at once. Shows SSH host
     keys that are not known yet, and asks whether to accept them. HOSTS that you name become nodes also if they do not
-    answer; of ~/.ssh/config, only those that answer.
+    answer, but not if ssh does not find the name (exit code 4); of ~/.ssh/config, only those that answer.
 
     If there is a cluster file for this folder, hosts are added to it, and nothing else in it changes.
 
@@ -86,11 +88,13 @@ def init(session: Session, /, **options: Any) -> int:
     if before is None and not reports and wish.local is False:
         raise NotFound(f"no hosts in {probe.source}", hint="name some: ugro init gpu1 me@10.0.0.7")
     chosen = probe.chosen(reports)
+    if not chosen and (unknown := probe.unknown(reports)) and len(unknown) == len(reports):
+        raise NotFound(f"no such host name: {', '.join(unknown)}", hint=f"nothing was written; {_ALL_THE_SAME}")
     hosts = [_host(report) for report in reports if report in chosen or report.same_as]
     has_local = wish.local is not False if is_new else wish.local is True
     client.cluster_files.write(path, ClusterWish(tuple(hosts), is_new, has_local, ssh_config))
     _tell(session.output, path, probe, reports, is_new=is_new)
-    return 0
+    return NotFound.exit_code if probe.unknown(reports) else 0
 
 
 @dataclass(slots=True)
@@ -127,8 +131,12 @@ class Probe:
             report
             for report in reports
             if report.same_as is None
-            and (report.status is not Status.UNREACHABLE or (self.wish.hosts and report.cause != _UNKNOWN_KEY))
+            and (report.status is not Status.UNREACHABLE or (self.wish.hosts and report.cause not in _NOT_YET))
         ]
+
+    def unknown(self, reports: Sequence[NodeReport]) -> list[str]:
+        """The hosts that the user has named and that ssh does not find. One behind a jump host is found there."""
+        return [one.name for one in reports if self.wish.hosts and one.cause == _UNKNOWN_NAME]
 
     def _examine(self, words: Sequence[str]) -> list[NodeReport]:
         if not words:
@@ -196,7 +204,10 @@ def _tell(output: Output, path: Path, probe: Probe, reports: Sequence[NodeReport
             output.note(f"not added: {report.name} is the same machine as {report.same_as}")
     chosen = probe.chosen(reports)
     others = [report.name for report in reports if report not in chosen and report.same_as is None]
-    silent = [name for name in others if name not in probe.unaccepted]
+    unknown = probe.unknown(reports)
+    silent = [name for name in others if name not in probe.unaccepted and name not in unknown]
+    if unknown:
+        output.note(f"not added: no such host name: {', '.join(unknown)}; {_ALL_THE_SAME}")
     if silent:
         output.note(f"not added: {', '.join(silent)}; to try again: ugro init")
     if probe.unaccepted:

@@ -127,14 +127,17 @@ def add(session: Session, /, name: str, labels: tuple[str, ...], **fields: str |
 @node.command()
 @click.argument("name", shell_complete=candidates.node_names)
 @click.option("--if-idle", is_flag=True, help="Only if no job runs there and no files of jobs are left there.")
+@click.option("--force", is_flag=True, help="Also if jobs run there: they go on unseen.")
 @json_option
 @pass_session
-def rm(session: Session, name: str, if_idle: bool) -> None:
+def rm(session: Session, name: str, if_idle: bool, force: bool) -> None:
     """Remove a node from the cluster file.
 
-    Nothing is changed on the node itself.
+    Nothing is changed on the node itself. A node on which jobs run is not removed.
     """
-    session.client().remove_node(name, only_if_idle=if_idle)
+    if if_idle and force:
+        raise UsageError("--if-idle and --force exclude each other", hint=f"ugro node rm {name}")
+    session.client().remove_node(name, only_if_idle=if_idle, even_with_jobs=force)
     if session.output.is_json:
         session.output.document({"removed": name})
     session.output.note(f"{name} is no longer part of the cluster")

@@ -17,11 +17,13 @@ from typing import Any, Literal
 
 import click
 
+from ugro.cli.meant import option_meant
 from ugro.cli.untrusted import TerminalFilter, message, one_line
 from ugro.cli.untrusted import clean as clean
-from ugro.core.errors import UgroError, UsageError
+from ugro.core.errors import ConfigError, UgroError, UsageError
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_COLOUR_OR_TEXT = re.compile(rf"{_COLOUR.pattern}|[^\x1b]+|\x1b")
 _STYLES = {"good": "32", "warn": "33", "bad": "31", "dim": "2", "bold": "1", "id": "36"}
 _GAP = 2
 _INDENT = 8  # of the text below a row
@@ -220,22 +222,31 @@ class Output:
     def shows_progress(self) -> bool:
         return not self.is_quiet and sys.stderr.isatty()
 
-    def progress(self, *texts: str) -> None:
+    def progress(self, *texts: str, table: Sequence[str] = ()) -> None:
         """Shows what the command waits for, on a terminal: in place, or as a line now and then if it is dumb.
 
-        Of several lines a dumb terminal gets the first, and a small one as many as fit.
+        ``table`` has lines of ``table_lines``, which are shown below. Of several lines a dumb terminal gets the first,
+        and a small one as many as fit.
         """
         if not self.shows_progress:
             return
         columns = _terminal_size()[0]
-        shown = [_cut(one_line(text), columns - 1) for text in texts[: self.room]]
+        shown = [_cut(one_line(text), columns - 1) for text in texts]
         if _is_dumb(sys.stderr):
             self._progress_line(shown[0])
             return
-        lines = "\n".join(self.styled(text, "dim", sys.stderr) for text in shown)
-        sys.stderr.write(self._erasing() + lines)
+        lines = [self.styled(text, "dim", sys.stderr) for text in shown]
+        lines = [*lines, *(_cut_drawn(line, columns - 1) for line in table)][: self.room]
+        sys.stderr.write(self._erasing() + "\n".join(lines))
         sys.stderr.flush()
-        self._progress_lines = len(shown)
+        self._progress_lines = len(lines)
+
+    def waiting(self, text: str) -> None:
+        """Shows what the command waits for, also where there is no terminal: there as a line now and then."""
+        if self.shows_progress:
+            self.progress(text)
+        elif not self.is_quiet and not self.is_json:
+            self._progress_line(one_line(text))
 
     def _erasing(self) -> str:
         """Codes that remove the progress, and lead to where it began."""
@@ -277,10 +288,16 @@ class Output:
     def complain(self, error: UgroError) -> None:
         """On stderr only: for errors after the JSON document was printed."""
         self._labelled("error", "bad", str(error), error.hint)
+        for text, hint in error.others if isinstance(error, ConfigError) else ():
+            self._labelled("error", "bad", text, hint)
 
     def usage_error(self, error: click.ClickException) -> None:
         message, _, hint = (_expected(error) or error.format_message()).partition("\nhint:  ")
         context = getattr(error, "ctx", None)
+        if isinstance(error, click.NoSuchOption) and context is not None:
+            options = [name for one in context.command.get_params(context) for name in one.opts]
+            if (meant := option_meant(error.option_name, options)) is not None:
+                message, hint = f"no such option: {error.option_name}", f"did you mean {meant}?"
         if not hint and context is not None:
             hint = f"see: {context.command_path} --help"
         self.error(UsageError(message, hint=hint or None))
@@ -414,6 +431,21 @@ def _cut(text: str, width: int) -> str:
     while text and _width(text) > width - 1:
         text = text[:-1]
     return text + "…" if width > 0 else ""
+
+
+def _cut_drawn(line: str, width: int) -> str:
+    """Cuts a line with colours of ours, which take no room and end with it."""
+    parts, room = [], width
+    for part in _COLOUR_OR_TEXT.findall(line):
+        if _COLOUR.fullmatch(part):
+            parts.append(part)
+            continue
+        text = _cut(part, room)
+        parts.append(text)
+        if text != part:
+            return "".join(parts) + ("\x1b[0m" if "\x1b" in line else "")
+        room -= _width(part)
+    return "".join(parts)
 
 
 def _tsv(header: Sequence[str], rows: Sequence[Sequence[Cell]]) -> list[str]:

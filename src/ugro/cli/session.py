@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from ugro.cli.meant import command_meant
 from ugro.cli.output import Output
 
 if TYPE_CHECKING:
@@ -32,6 +33,7 @@ class Session:
     log_level: str
     output: Output
     safe_mode: SafeMode | None = field(default=None, kw_only=True)  # of the agent, once it was asked
+    nodes: int = field(default=0, kw_only=True)  # of the cluster, once the agent was asked
     named_master: str | None = field(default=None, kw_only=True)
     named_command: str | None = field(default=None, kw_only=True)  # the path of ugro there
 
@@ -44,7 +46,7 @@ class Session:
         agent = client.agent()
         if agent.config_error:
             self.output.warn(f"{agent.config_error} (the last valid configuration stays in use)", agent.config_hint)
-        self.safe_mode = agent.safe_mode
+        self.safe_mode, self.nodes = agent.safe_mode, agent.nodes
         if agent.safe_mode is not None and not shows_safe_mode:
             warn_of_safe_mode(self.output, agent.safe_mode)
         if agent.ignored_variables:
@@ -146,6 +148,8 @@ class CommandGroup(click.Group):
             return super().resolve_command(ctx, args)
         import difflib
 
+        if ctx.parent is None and (meant := command_meant(args[0])) is not None:
+            raise click.UsageError(f"no such command: {args[0]}\nhint:  {meant}", ctx)
         near = difflib.get_close_matches(args[0], self.list_commands(ctx), n=1)
         hint = f"did you mean: {ctx.command_path} {near[0]}?" if near else f"see: {ctx.command_path} --help"
         raise click.UsageError(f"no such command: {args[0]}\nhint:  {hint}", ctx)

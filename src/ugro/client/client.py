@@ -157,9 +157,13 @@ class Client(Parts):
     def add_node(self, name: str, **fields: Any) -> None:
         self._ask("POST", "/v1/nodes", {"name": name, "fields": fields})
 
-    def remove_node(self, name: str, *, only_if_idle: bool = False) -> None:
-        """``only_if_idle``: raises NotAllowed if a job runs there, or left files that are not here yet."""
-        self._ask("DELETE", f"/v1/nodes/{_quoted(name)}{'?only_if_idle=true' if only_if_idle else ''}")
+    def remove_node(self, name: str, *, only_if_idle: bool = False, even_with_jobs: bool = False) -> None:
+        """Raises NotAllowed if a job runs there, unless ``even_with_jobs``.
+
+        ``only_if_idle``: raises NotAllowed also if a job left files that are not here yet.
+        """
+        wanted = ["only_if_idle=true"] * only_if_idle + ["even_with_jobs=true"] * even_with_jobs
+        self._ask("DELETE", f"/v1/nodes/{_quoted(name)}{'?' if wanted else ''}{'&'.join(wanted)}")
 
     def drain(self, name: str, reason: str = "") -> None:
         self._ask("POST", f"/v1/nodes/{_quoted(name)}/drain", {"reason": reason})

@@ -77,7 +77,7 @@ class Experiments:
         if tree is not None and self._sweeps.document(found.id) != tree:
             hint = "give the new one another --name, or leave --resume out"
             raise NotAllowed(f"experiment {found.name} has other models, modes or options than these", hint=hint)
-        return self._sweeps.resume(found.id) if found.state is SweepState.STOPPED else found
+        return self._sweeps.resume(found.id) if found.state in (SweepState.STOPPED, SweepState.FAILED) else found
 
     def newest(self) -> list[SweepReport]:
         """The newest first."""

@@ -40,6 +40,7 @@ def jobs_engine(
 ) -> JobsEngine:
     """``options``: of the jobs, named like the command line's: memory, gpus_per_node, environment, env, workdir, …"""
     options = dict(options or {})
+    nodes = None if nodes == "all" else nodes
     if wrong := [name for name in options if name in _OURS]:
         raise UsageError(f"a pool chooses {wrong[0]!r} itself", hint="give nodes=… and workers=…")
     gpus = options.get("gpus_per_node")

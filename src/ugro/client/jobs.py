@@ -20,13 +20,16 @@ from ugro.client.job_logs import Following, LogChoice, LogPiece, job_path, step_
 from ugro.client.retrying import trying_again
 from ugro.client.variables import asked_for
 from ugro.core.environment import Origin
-from ugro.core.errors import TimedOut
+from ugro.core.errors import TimedOut, UsageError
 from ugro.core.event import Event
 from ugro.core.job import Attempt, Job, JobSpec, JobState
 from ugro.core.note import Note
 from ugro.core.support.codec import decode
 
 if TYPE_CHECKING:
+    from typing import Unpack
+
+    from ugro.client.job_keys import JobKeys
     from ugro.core.energy import JobEnergy
     from ugro.core.headline import Headline
     from ugro.core.plan import DryRun
@@ -74,28 +77,35 @@ class Jobs:
 
     def submit(
         self,
-        file: Path | None = None,
+        job: Path | str | Mapping[str, Any] | None = None,
         *,
         fields: Mapping[str, Any] | None = None,
-        env: Mapping[str, str] | None = None,
+        options: Mapping[str, Any] | None = None,
         key: str | None = None,
         force: bool = False,
         origin: Origin | None = None,
+        **keys: Unpack[JobKeys],
     ) -> Job:
-        """Submits a job: from a job file, from fields named like the command line's options, or both.
+        """Submits a job, and returns it at once; ``wait`` waits for its end.
 
-        Calls with the same ``key`` submit one job. Of ``env`` (default: this process's environment), only variables
-        that the job names without a value are sent. The code in its folder is sent too; with ``force``, whatever its
-        size. ``origin`` says where the code comes from.
+        ``job`` is the path of a job file, or a mapping with its keys. Keyword arguments are keys, too, and override it:
+        ``submit("job.yaml", resources={"nodes": 2})``, ``submit(command=["echo", "hello"], name="greeting")``. They
+        mean what they mean in the file (docs/jobs.md); ``JobKeys`` has their types. Names of command-line options with
+        ``_`` for ``-`` are taken as well, such as ``nodes=2``; ``fields`` is a mapping of the same. Relative paths
+        start at the current directory, those of a job file at the file. A variable in ``env`` whose value is None gets
+        that of this process. The code in ``workdir`` is sent, with ``force`` whatever its size.
+
+        Calls with the same ``key`` (any text of yours) submit one job. ``origin`` says where the code comes from.
+        ``options`` are as the command line's, and errors name them as it does. Raises ConfigError for what is wrong.
         """
-        body = {**body_of(file, fields, key), "force": force, "origin": asdict(origin) if origin else None}
-        answer = self._submit("/v1/jobs", body, env)
+        body = {**_body(job, (fields, keys), options, key), "force": force}
+        answer = self._submit("/v1/jobs", {**body, "origin": asdict(origin) if origin else None})
         return decode(Job, answer["job"])
 
     def submit_many(self, jobs: Iterable[Mapping[str, Any]], *, keys: Sequence[str] = ()) -> list[Job]:
-        """Submits many jobs, each given by its fields: all of them, or on an error none."""
-        common = body_of(None, None, None)
-        bodies = [{**common, "key": new_key(), "fields": dict(fields)} for fields in jobs]
+        """Submits many jobs, each a mapping of keys as ``submit`` takes it: all of them, or on an error none."""
+        common = {**body_of(None, None, None), "as_options": False}
+        bodies = [{**common, "key": new_key(), "fields": _plain_keys(keys)} for keys in jobs]
         for body, key in zip(bodies, keys, strict=False):
             body["key"] = key
         answer = self._ask("POST", "/v1/jobs/batch", {"jobs": bodies})
@@ -111,30 +121,36 @@ class Jobs:
 
     def dry_run(
         self,
-        file: Path | None = None,
+        job: Path | str | Mapping[str, Any] | None = None,
         *,
         fields: Mapping[str, Any] | None = None,
-        env: Mapping[str, str] | None = None,
+        options: Mapping[str, Any] | None = None,
         force: bool = False,
+        **keys: Unpack[JobKeys],
     ) -> DryRun:
-        """The plan of the job if it were submitted now. Nothing is submitted."""
+        """Returns the plan of the job if it were submitted now, given as to ``submit``. Nothing is submitted."""
         from ugro.core.plan import DryRun  # rarely needed
 
-        answer = self._submit("/v1/jobs/plan", {**body_of(file, fields, None), "force": force}, env)
+        answer = self._submit("/v1/jobs/plan", {**_body(job, (fields, keys), options, None), "force": force})
         return decode(DryRun, answer["dry_run"])
 
-    def retry(self, job: str | int, *, key: str | None = None, exact: bool = False) -> Job:
-        """Runs an ended job again: a new job with the same spec. ``exact``: fails unless its code is still stored."""
-        body = {"key": key or new_key(), "user": account(), "exact": exact}
+    def retry(
+        self, job: str | int, *, key: str | None = None, exact: bool = False, put_back: bool | None = None
+    ) -> Job:
+        """Runs an ended job again: a new job with the same spec. ``exact``: fails unless its code is still stored.
+
+        After a failure it finds the files that the job made in its working directory, unless ``put_back`` is False.
+        """
+        body = {"key": key or new_key(), "user": account(), "exact": exact, "put_back": put_back}
         return decode(Job, self._ask("POST", f"{job_path(job)}/retry", body))
 
     def cancel(self, job: str | int) -> Job:
         return decode(Job, self._ask("POST", f"{job_path(job)}/cancel"))
 
-    def _submit(self, path: str, body: dict[str, Any], env: Mapping[str, str] | None) -> Any:
+    def _submit(self, path: str, body: dict[str, Any]) -> Any:
         answer = self._ask("POST", path, body)
         if "needs" in answer:
-            answer = self._ask("POST", path, {**body, "env": asked_for(answer["needs"], env)})
+            answer = self._ask("POST", path, {**body, "env": asked_for(answer["needs"], None)})
         return answer
 
     def _ask(self, method: str, path: str, body: Any = None, **limits: float) -> Any:
@@ -372,8 +388,50 @@ def body_of(file: Path | None, fields: Mapping[str, Any] | None, key: str | None
         "user": account(),
         "file": str(file.absolute()) if file else None,
         "fields": dict(fields or {}),
+        "as_options": True,
         "here": os.getcwd(),
     }
+
+
+def _body(
+    job: Any,
+    given: Iterable[Mapping[str, Any] | None],
+    options: Mapping[str, Any] | None,
+    key: str | None,
+) -> dict[str, Any]:
+    if job is not None and not isinstance(job, str | os.PathLike | Mapping):
+        hint = 'such as "job.yaml", or {"script": "train.py"}; keys can be keyword arguments, too'
+        raise UsageError(f"expected the path of a job file or a mapping of its keys, got {job!r:.80}", hint=hint)
+    file = Path(job) if isinstance(job, str | os.PathLike) else None
+    found: dict[str, Any] = _plain_keys(job) if isinstance(job, Mapping) else {}
+    for some in given:
+        for name, value in _plain_keys(some or {}).items():
+            known = found.get(name)
+            if value == {}:
+                continue
+            found[name] = {**known, **value} if isinstance(known, dict) and isinstance(value, dict) else value
+    body = body_of(file, {**found, **(options or {})}, key)
+    return {**body, "as_options": not found}
+
+
+def _plain_keys(keys: Any) -> dict[str, Any]:
+    if not isinstance(keys, Mapping):
+        raise UsageError(f"expected a mapping of keys of a job file, got {keys!r:.80}", hint='{"script": "train.py"}')
+    return {str(name): _plain(str(name), value) for name, value in keys.items()}
+
+
+def _plain(name: str, value: Any) -> Any:
+    """As JSON takes it: paths are texts there."""
+    if value is None or isinstance(value, str | int | float):
+        return value
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, Mapping):
+        return {str(key): _plain(f"{name}.{key}", inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(f"{name}[{at}]", inner) for at, inner in enumerate(value)]
+    what = type(value).__name__
+    raise UsageError(f"{name}: expected texts, numbers, lists and mappings, got a value of type {what}")
 
 
 def new_key() -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from ugro.client.jobs import Ask, body_of
@@ -41,4 +42,7 @@ class Recipes:
         recipe = catalog.find(str(answer["recipe"]))
         # An agent on another machine has the recipe elsewhere: the code that is sent is this machine's.
         made = {**answer["fields"], "workdir": recipe.folder}
-        return PreparedLaunch(made, tuple(answer["notes"]), recipe.name)
+        words = [word for one in made.get("args", ()) for word in str(one).split("=", 1)]
+        is_evaluated = ("--eval-split", "none") not in pairwise(words)
+        metric = recipe.metric if is_evaluated else None
+        return PreparedLaunch(made, tuple(answer["notes"]), recipe.name, metric)

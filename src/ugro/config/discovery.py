@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 
 from ugro.config.kinds import Bool, Choice, Duration, ListOf, Text, Whole, is_encodable
 from ugro.config.names import LABEL, LOCAL_PATH, USER, is_line
 from ugro.config.section import Nested, Section, key, section
+from ugro.remote import foreign
 
 
 def _is_pattern(text: str) -> bool:
@@ -56,7 +56,7 @@ class OneMap(Nested):
 
     def from_text(self, text: str) -> object:
         try:
-            return json.loads(text)
+            return foreign.parsed(text)
         except ValueError:
             return text
 

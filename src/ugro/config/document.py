@@ -14,18 +14,21 @@ import yaml
 from ugro.config.kinds import BadValueError
 from ugro.config.problems import KeyPath, Problem, config_error, dotted
 from ugro.config.section import Section
-from ugro.config.yamltext import printable
+from ugro.config.yamltext import Limits, printable
 from ugro.core.errors import ConfigError
+from ugro.core.support.quantity import format_size
 
 S = TypeVar("S", bound=Section)
 
 MAX_DEPTH = 32
-MAX_VALUES = 50_000
+
+
+CLUSTER_LIMITS = Limits()
+_EXAMPLE = "name the nodes, for example: nodes: [gpu1, gpu2]"
 
 _TAG = "tag:yaml.org,2002:"
 _TEXT_TAGS = (f"{_TAG}str", f"{_TAG}timestamp", f"{_TAG}value", f"{_TAG}merge")
 _FLAGS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
-_MANY = "too many values; are aliases repeated?"
 # The YAML library's most frequent messages, and what they mean.
 _EXPLAINED = (
     ("'\\t'", "a tab cannot indent", "use spaces"),
@@ -65,20 +68,24 @@ class Document:
             return None
 
 
-def read_document(text: str, file: str) -> Document:
-    root = compose(text, file)
+def read_document(text: str, file: str, limits: Limits = CLUSTER_LIMITS, *, example: str = _EXAMPLE) -> Document:
+    """``example``: what an empty file might have."""
+    root = compose(text, file, limits)
     if root is None:
-        raise ConfigError(f"{file}:1: the file is empty", hint="name the nodes, for example: nodes: [gpu1, gpu2]")
-    walk = _Walk(file)
+        raise ConfigError(f"{file}:1: the file is empty", hint=example)
+    walk = _Walk(file, limits)
     walk.document.tree = walk.value(root, ())
     return walk.document
 
 
-def compose(text: str, file: str) -> yaml.Node | None:
+def compose(text: str, file: str, limits: Limits = CLUSTER_LIMITS) -> yaml.Node | None:
     """The YAML nodes with their places in the text; None when there is nothing but comments."""
+    if len(text) > limits.bytes or len(text.encode("utf-8", "surrogatepass")) > limits.bytes:
+        hint = "a file may have a range instead of many values, and name another file instead of having it inside"
+        raise ConfigError(f"{file}: larger than {format_size(limits.bytes)}", hint=hint)
     loader = None
     try:
-        loader = _BoundedLoader(text)
+        loader = _BoundedLoader(text, limits.values)
         return loader.get_single_node()
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
@@ -100,8 +107,9 @@ class _LimitError(yaml.MarkedYAMLError):
 class _BoundedLoader(yaml.SafeLoader):
     """Composing recurses with the text's depth, so the depth is counted on the way down."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, most_values: int) -> None:
         super().__init__(text)
+        self._most_values = most_values
         self._depth = 0
         self._values = 0
 
@@ -111,8 +119,8 @@ class _BoundedLoader(yaml.SafeLoader):
         mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
         if self._depth > MAX_DEPTH:
             raise _LimitError(None, None, f"nested deeper than {MAX_DEPTH} levels", mark)
-        if self._values > MAX_VALUES:
-            raise _LimitError(None, None, _MANY, mark)
+        if self._values > self._most_values:
+            raise _LimitError(None, None, _many(self._most_values), mark)
         node = super().compose_node(parent, index)  # type: ignore[arg-type]
         self._depth -= 1
         return node
@@ -121,8 +129,9 @@ class _BoundedLoader(yaml.SafeLoader):
 class _Walk:
     """From YAML nodes to values. Aliases share nodes, so what is counted here is what they expand to."""
 
-    def __init__(self, file: str) -> None:
+    def __init__(self, file: str, limits: Limits) -> None:
         self.document = Document()
+        self._most_values = limits.values
         self._file = file
         self._values = 0
 
@@ -188,11 +197,16 @@ class _Walk:
 
     def _count(self, node: yaml.Node, path: KeyPath, merges: int = 0) -> None:
         self._values += 1
-        if self._values > MAX_VALUES or len(path) + merges > MAX_DEPTH:
-            raise config_error(self._file, [Problem(node.start_mark.line + 1, dotted(path[:3]), _MANY)])
+        if self._values > self._most_values or len(path) + merges > MAX_DEPTH:
+            many = _many(self._most_values)
+            raise config_error(self._file, [Problem(node.start_mark.line + 1, dotted(path[:3]), many)])
 
     def _note(self, line: int, path: KeyPath, message: str, hint: str | None = None) -> None:
         self.document.problems.append(Problem(line, dotted(path), message, hint))
+
+
+def _many(most: int) -> str:
+    return f"too many values (limit {most}); are aliases repeated?"
 
 
 def _number(text: str) -> object:

@@ -5,17 +5,20 @@ Errors, reference pages, environment variables and command-line options all desc
 
 from __future__ import annotations
 
-import json
 import os.path
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from ugro.config.yamltext import flow, shown
 from ugro.core.support.quantity import DURATION_EXAMPLES, format_duration, parse_duration, parse_size
+from ugro.remote import foreign
 
 DAY_S = 86400.0
 _LARGEST_NUMBER = 1_000_000
+_MOST_ITEMS = 1_000  # of a list
+_MOST_VARIABLES = 1_000
+_LONGEST_VARIABLE_BYTES = 128 * 1024 - 1  # of name=value: Linux passes no longer one to a program
 
 
 class BadValueError(ValueError):
@@ -326,6 +329,7 @@ class ListOf(Kind):
             if not self.may_be_single:
                 raise self.refuse(value)
             return (self.item.parse(value),)
+        expect_at_most(_MOST_ITEMS, value, "items")
         items: list[Any] = []
         known: set[Any] = set()
         for index, part in enumerate(value):
@@ -370,7 +374,7 @@ class MapOf(Kind):
 
     def from_text(self, text: str) -> object:
         try:
-            return json.loads(text)
+            return foreign.parsed(text)
         except ValueError:
             return text
 
@@ -387,6 +391,7 @@ class Environment(Kind):
     def parse(self, value: object) -> dict[str, Any]:
         if not isinstance(value, dict):
             raise self.refuse(value)
+        expect_at_most(_MOST_VARIABLES, value, "variables")
         for name, text in value.items():
             if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
                 raise BadValueError("expected names of letters, digits and _", hint="for example: CUDA_HOME")
@@ -394,9 +399,23 @@ class Environment(Kind):
                 continue
             if not isinstance(text, str):
                 raise BadValueError("expected a text", hint=f'put it in quotes: {name}: "…"', at=(name,))
+            if _length(name) + 1 + _length(text) > _LONGEST_VARIABLE_BYTES:
+                message = "expected at most 128 KiB: Linux passes no more; put it into a file that the program reads"
+                raise BadValueError(message, at=(name,))
             if not is_encodable(text):
                 raise BadValueError("expected a text without characters that no program can be given", at=(name,))
         return dict(value)
+
+
+def expect_at_most(most: int, value: Collection[object], what: str) -> None:
+    """Raises BadValueError before any of very many parts is looked at."""
+    if len(value) > most:
+        hint = "put them into a file that the program reads"
+        raise BadValueError(f"expected at most {most} {what}, got {len(value)}", hint=hint)
+
+
+def _length(text: str) -> int:
+    return len(text) if len(text) > _LONGEST_VARIABLE_BYTES else len(text.encode("utf-8", "surrogatepass"))
 
 
 def is_encodable(text: str) -> bool:

@@ -68,7 +68,7 @@ class Layout:
         entry = self.entries[index]
         if not self.nodes.flow_style:
             return self._without_lines(entry.first_line, self._end_of_block(entry))
-        if self._begins_its_line(entry) and re.fullmatch(r"\s*,?\s*(#.*)?\s*", self._rest_of_line(entry)):
+        if self._begins_its_line(entry) and re.fullmatch(r"(?s)\s*(,\s*)?(#.*)?", self._rest_of_line(entry)):
             return self._without_lines(entry.first_line, entry.last_line)
         return self._without_flow_entry(index)
 

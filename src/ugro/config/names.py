@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import pwd
 import re
 
 from ugro.config.kinds import Text
@@ -79,7 +81,7 @@ def is_path_inside(text: str) -> bool:
 
 def is_directory_on_node(text: str) -> bool:
     """A directory below something: UGRO must not have all of / or of a home directory as its own."""
-    inside = re.fullmatch(r"(?:~[^/]*)?/+(.*)", text)
+    inside = re.fullmatch(r"(?:~[^/]*)?/(.*)", text)
     parts = [part for part in inside[1].split("/") if part not in ("", ".")] if inside else []
     return is_line(text) and bool(parts) and ".." not in parts
 
@@ -90,13 +92,29 @@ def _is_ssh_word(text: str) -> bool:
     return is_one_word and not _SHELL_CHARACTERS & set(text)
 
 
+class UserName(Text):
+    """As a shell would have the current user's: no shell is run for it."""
+
+    _CURRENT = frozenset({"$(whoami)", "`whoami`", "$(id -un)", "$USER", "${USER}", "$LOGNAME", "${LOGNAME}"})
+
+    def parse(self, value: object) -> str:
+        return super().parse(_own_name() if isinstance(value, str) and value in self._CURRENT else value)
+
+
+def _own_name() -> str:
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:  # an account without a name: ssh has no name for it either
+        return str(os.geteuid())
+
+
 NODE_NAME = Text("a node's name: letters, digits and . _ -, at most 64", is_node_name, metavar="NAME")
 JOB_NAME = Text(
     "a job's name: letters, digits and . _ -, at most 64, not a number and not last", is_job_name, metavar="NAME"
 )
 CHANNEL_NAME = Text("a channel's name: letters, digits, - and _, at most 64", is_channel_name, metavar="CHANNEL")
 HOST = Text("a host name or an address, without spaces, @ or a leading -", is_host)
-USER = Text("a user name, without spaces or a leading -", is_user)
+USER = UserName("a user name, without spaces or a leading -", is_user)
 LABEL = Text("a word of at most 64 characters, without spaces or commas", is_label, metavar="LABEL")
 LINE = Text("a text on one line", is_line)
 LOCAL_PATH = Text("a path that starts with / or ~", is_local_path, expands_home=True, metavar="PATH")

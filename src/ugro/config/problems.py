@@ -1,4 +1,4 @@
-"""What is wrong in a configuration file, with its line; many become one error, the first by line."""
+"""What is wrong in a configuration file, with its line; many become one error, in the order of their lines."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from ugro.config.yamltext import printable
 from ugro.core.errors import ConfigError
 
+_MOST_SHOWN = 20
 KeyPath = tuple[str | int, ...]
 
 
@@ -20,10 +21,15 @@ class Problem:
 
 
 def config_error(file: str, problems: Sequence[Problem]) -> ConfigError:
-    first = min(problems, key=lambda problem: problem.line)
-    key = f"{first.key}: " if first.key else ""
-    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-    return ConfigError(f"{file}:{first.line}: {key}{first.message}{more}", hint=first.hint)
+    first, *others = sorted(problems, key=lambda problem: problem.line)
+    more = f" (and {len(others)} more)" if others else ""
+    shown = [(_said(file, one), one.hint) for one in others[:_MOST_SHOWN]]
+    return ConfigError(f"{_said(file, first)}{more}", hint=first.hint, others=shown)
+
+
+def _said(file: str, problem: Problem) -> str:
+    key = f"{problem.key}: " if problem.key else ""
+    return f"{file}:{problem.line}: {key}{problem.message}"
 
 
 def dotted(path: KeyPath) -> str:

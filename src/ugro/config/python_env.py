@@ -297,7 +297,10 @@ def without_password(address: str) -> str:
     """With a variable in its place, whose value the submitter must give."""
     if without_passwords(address) == address:
         return address
-    return re.sub(r"(?<=://)([^/@:]*)(:[^@]*)?@(?=[^@]*$)", _hidden, address)
+    scheme, _, rest = address.partition("://")
+    login, _, place = rest.rpartition("@")
+    name, colon, _ = login.partition(":")
+    return f"{scheme}://{name}:${{{_PASSWORD}}}@{place}" if colon else f"{scheme}://${{{_PASSWORD}}}@{place}"
 
 
 def variables_in(request: EnvRequest) -> tuple[str, ...]:
@@ -308,7 +311,3 @@ def variables_in(request: EnvRequest) -> tuple[str, ...]:
 def expanded(request: EnvRequest, env: Mapping[str, str]) -> EnvRequest:
     """With the values of variables in its addresses; all are known."""
     return request.with_addresses(lambda text: _VARIABLE.sub(lambda found: env[found[1]], text))
-
-
-def _hidden(found: re.Match[str]) -> str:
-    return f"{found[1]}:${{{_PASSWORD}}}@" if found[2] else f"${{{_PASSWORD}}}@"

@@ -141,6 +141,12 @@ class Ray(Section):
         "The port at which the head node accepts the other nodes. If you do not set it and it is taken, the next free "
         "one is used.",
     )
+    client_port: int = key(
+        10001,
+        _PORT,
+        "The port of Ray Client on the head node: `ray.init(\"ray://HOST:10001\")`. If you do not set it and it is "
+        "taken, the next free one is used.",
+    )
     head_bind_all: bool = key(
         False,
         _BOOL,
@@ -374,7 +380,13 @@ class NodeEntry(Section):
         "The host name, address or ssh alias that ssh connects to; without it, the node's name.",
         example="gpu1.lan",
     )
-    user: str | None = key(None, USER, "The user name to log in with; without it, ssh decides.", example="ann")
+    user: str | None = key(
+        None,
+        USER,
+        "The user name to log in with; without it, ssh decides. `$(whoami)` and `${USER}` mean the user here; no shell "
+        "is run.",
+        example="ann",
+    )
     port: int | None = key(None, _PORT, "The port of the ssh server; without it, ssh decides.", example=22)
     account: str | None = key(
         None,

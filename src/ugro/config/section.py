@@ -16,11 +16,12 @@ from dataclasses import MISSING, Field, dataclass, field, fields, replace
 from functools import partial
 from typing import Any, ClassVar, Self, TypeVar, cast, dataclass_transform
 
-from ugro.config.kinds import BadValueError, Kind, OrNull
+from ugro.config.kinds import BadValueError, Kind, OrNull, expect_at_most
 from ugro.config.problems import nearest
 from ugro.config.yamltext import flow, shown
 
 T = TypeVar("T")
+_MOST_KEYS = 1_000
 _KEYS: dict[type, dict[str, Key]] = {}
 _UNUSED: dict[type, object] = {}
 _MADE: dict[type, object] = {}
@@ -112,6 +113,7 @@ class Section:
         if not isinstance(value, dict | None):
             raise BadValueError(f"expected a map of keys to values, got {shown(value)}")
         tree: Mapping[str, object] = value or {}
+        expect_at_most(_MOST_KEYS, tree, "keys")
         errors = [cls.unknown(str(name)) for name in tree if name not in cls.known_keys()]
         values: dict[str, Any] = {}
         for name, declared in cls.known_keys().items():

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ugro.config.document import Document, read_document
+from ugro.config.job.bounds import FILE_LIMITS
 from ugro.config.job.options import OPTIONS
 from ugro.config.job.schema import JobSection
 from ugro.config.kinds import BadValueError, Bool, Duration, Kind, Text, Whole
@@ -27,14 +28,13 @@ ALL = "all"
 FILE = "service.yaml"
 _OF_TRAININGS = frozenset(
     {
-        *("script", "args", "launcher", "balance", "train_sync", "checkpoint", "retry", "after", "cache", "inputs"),
-        "time_limit",
+        *("script", "args", "launcher", "balance", "train_sync", "nan", "checkpoint", "retry", "after", "cache"),
+        *("inputs", "time_limit"),
     }
 )
 _LONGEST_NAME = 48  # its jobs have longer ones
 _PATH = Text("a path such as /health", lambda text: is_line(text) and text.startswith("/") and " " not in text)
 _FILE = Text("a file on the door's node", is_line, expands_home=True, metavar="FILE")
-_IS_APPLICATION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 _IS_ADDRESS = re.compile(r"[0-9a-zA-Z.:-]{1,64}")
 _ADDRESS = Text("an address such as 127.0.0.1 or 0.0.0.0", lambda text: _IS_ADDRESS.fullmatch(text) is not None)
 
@@ -215,18 +215,6 @@ class ServiceSection(Section):
         "What runs the model. Null is UGRO's own server, or the `command`.",
         example="vllm",
     )
-    application: str | None = key(
-        None,
-        Text("MODULE:NAME", lambda text: _IS_APPLICATION.fullmatch(text) is not None, metavar="MODULE:NAME"),
-        "With `engine: ray-serve`: the bound deployment in the working directory, or a function that returns one.",
-        example="app:app",
-    )
-    cluster: str | None = key(
-        None,
-        Text("the name of a Ray cluster", is_node_name, metavar="NAME"),
-        "With `engine: ray-serve`: the Ray cluster that it runs on. Null starts one, which ends with the service.",
-        example="ray",
-    )
     replicas: Any = key(
         1,
         Replicas(),
@@ -308,7 +296,8 @@ def read_service(
     text: str | None, file: str, options: Mapping[str, Any], fields: Mapping[str, Any]
 ) -> ServiceDraft:
     """``options``: keys of a service that override the file, as texts or values; ``fields``: of its jobs."""
-    document = read_document(text, file) if text is not None else Document(tree={})
+    example = "for example: {model: train, port: 8000}"
+    document = read_document(text, file, FILE_LIMITS, example=example) if text is not None else Document(tree={})
     if not isinstance(document.tree, dict):
         raise ConfigError(f"{file}:1: expected a map of keys to values", hint="model: train")
     own_keys = ServiceSection.known_keys()

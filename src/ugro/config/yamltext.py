@@ -1,12 +1,22 @@
-"""Values written as YAML on one line, and quoted for a message. It never reads YAML."""
+"""Values written as YAML on one line, and quoted for a message; limits of what is read. It never reads YAML."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Mapping
+from typing import NamedTuple
 
 _LONGEST_SHOWN = 60
+
+
+class Limits(NamedTuple):
+    """How large a text may be, and how many values it may have, those that aliases repeat included."""
+
+    bytes: int = 1 << 20
+    values: int = 50_000
+
+
 # Written without quotes only if every YAML parser reads it as a text.
 _PLAIN = re.compile(r"[A-Za-z~/_.-][A-Za-z0-9~/_.+=-]*")
 _NOT_TEXT = re.compile(r"~|null|true|false|yes|no|on|off|y|n|[-.]+|-?\.?[0-9].*|-?\.(?:inf|nan)", re.IGNORECASE)

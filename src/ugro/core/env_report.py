@@ -41,7 +41,6 @@ class NodeVersions:
     differs: tuple[str, ...] = ()  # in what it differs from most nodes
     size_bytes: int | None = None
     seconds: float | None = None  # that it took to make; None: nothing was made
-    note: str = ""  # of the environment, such as why pip was used
     error: str | None = None
     hint: str | None = None
     last_lines: tuple[str, ...] = ()  # of the installer

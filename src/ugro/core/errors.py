@@ -5,7 +5,7 @@ Each kind has one exit code. The API sends an error as ``to_wire``, and the clie
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 _MOST_NEWS = 3  # in one message about a cluster file
@@ -37,6 +37,21 @@ class ConfigError(UsageError):
     """A cluster file or an override that cannot be used; ``message`` names the file, the line and the key."""
 
     kind = "config"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        hint: str | None = None,
+        subject: str | None = None,
+        others: Sequence[Sequence[str | None]] = (),
+    ) -> None:
+        """``others``: the message and the hint of each mistake beside the first."""
+        super().__init__(message, hint=hint, subject=subject)
+        self.others = tuple((str(text), hint) for text, hint in others)
+
+    def to_wire(self) -> dict[str, Any]:
+        return {**super().to_wire(), **({"others": self.others} if self.others else {})}
 
 
 class Unallowed(ConfigError):
@@ -75,7 +90,7 @@ class Wanted(UgroError):
     kind = "wanted"
 
     def __init__(self, what: str, path: str, params: Mapping[str, Any] | None = None) -> None:
-        """``what``: text, hash, place, code or folder."""
+        """``what``: text, hash, place, script, code or folder."""
         self.what, self.path, self.params = what, path, dict(params or {})
         super().__init__(f"the agent needs {path} of your machine", hint="this client cannot send it: use `ugro`")
 
@@ -220,4 +235,6 @@ def error_from_wire(wire: dict[str, Any]) -> UgroError:
         fields["cause"] = str(wire.get("cause", "unknown"))
     if kind is EnvFailed:
         fields["tail"] = tuple(map(str, wire.get("tail") or ()))
+    if kind is ConfigError:
+        fields["others"] = wire.get("others") or ()
     return kind(str(wire.get("message", "unknown error")), **fields)

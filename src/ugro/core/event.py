@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+PUT_BACK = "put back"  # the kind of what is said of files that earlier attempts made
+
 
 @dataclass(frozen=True, slots=True)
 class Event:

@@ -23,9 +23,10 @@ from ugro.core.support.moment import Instant, elapsed_s, instant_at, instant_of
 if TYPE_CHECKING:
     from ugro.core.node import Machine
 
+ALL_NODES = 0  # of ``min_nodes`` and ``max_nodes``, until the job is submitted: as many nodes as can take it
 ALL_GPUS = -1
 ANY_GPUS = -2
-_HASH_SHOWN = 12  # letters of a hash that others see: enough to compare, too few to ask for what it names
+HASH_SHOWN = 12  # letters of a hash that others see: enough to compare, too few to ask for what it names
 
 
 class JobState(StrEnum):
@@ -142,6 +143,7 @@ class Retry:
     max_retries: int = 0
     on: tuple[str, ...] = ()  # causes that are retried; empty: all but those that are sure to happen again
     never_on: tuple[str, ...] = ()
+    puts_back: bool = True  # what an attempt made in its working directory is there again in the next
 
 
 class OnLost(StrEnum):
@@ -240,19 +242,21 @@ class JobSpec:
     notify: tuple[str, ...] = ()
     balance: str | None = None  # off, static or adaptive; None: the script decides
     train_sync: str | None = None  # step or local; None: the script decides
+    nan: str | None = None  # stop, skip or ignore; None: the script decides
     imports: Imports = Imports()
     sdk: bool = False  # UGRO's own package goes with it: its Python finds it, whatever the node has installed
     environment: EnvRequest | None = None  # the Python environment it runs in; None: the node's own Python
     folders: tuple[Folder, ...] = ()  # that its nodes get beside its code
     avoid: tuple[str, ...] = ()  # nodes to use only if no others are free
     elastic: Elastic = field(default_factory=Elastic)
+    earlier: int | None = None  # the job that it was submitted again from, whose files it finds
     private: bool = False  # hidden from other users below operators
 
     @property
     def with_short_hashes(self) -> JobSpec:
         """For others than its user: who knows the whole hash of code or of a folder can have it sent to a node."""
-        folders = tuple(replace(one, tree=one.tree[:_HASH_SHOWN]) for one in self.folders)
-        return replace(self, snapshot=self.snapshot and self.snapshot[:_HASH_SHOWN], folders=folders)
+        folders = tuple(replace(one, tree=one.tree[:HASH_SHOWN]) for one in self.folders)
+        return replace(self, snapshot=self.snapshot and self.snapshot[:HASH_SHOWN], folders=folders)
 
     @property
     def node_imports(self) -> Imports:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ugro.core.code import Snapshot
-from ugro.core.job import JobSpec, Placement
+from ugro.core.job import HASH_SHOWN, JobSpec, Placement
 from ugro.core.planning import DeviceNeed, Prediction
 
 NODE_PYTHON = "ugro-node-python"  # as the first word of a command: the Python of its node, or of its environment
@@ -27,6 +27,7 @@ class NodePlan:
     environment: str | None = None  # the name of the Python environment that it uses, if UGRO made it
     path: tuple[str, ...] = ()  # folders in which its programs are looked for first
     sdk: str | None = None  # the hash of the tree with UGRO's own package, which its ranks can import
+    code: str | None = None  # the hash of the tree that its folder begins as, if that is not the job's code alone
     store: RankPlan | None = None  # the process in whose store ranks meet that have lost others
 
 
@@ -47,6 +48,11 @@ class Plan:
     attempt: int
     nodes: tuple[NodePlan, ...]
     rendezvous: Rendezvous | None = None
+
+    @property
+    def with_short_hashes(self) -> Plan:
+        """For others than the job's user, as those of its spec."""
+        return replace(self, nodes=tuple(replace(one, code=one.code and one.code[:HASH_SHOWN]) for one in self.nodes))
 
     @property
     def world_size(self) -> int:

@@ -125,13 +125,13 @@ class Recipe:
     name: str  # letters, digits, - and _
     platform: Platform
     requirements: str  # pinned, a line for each package with its SHA-256 hashes
-    installer: Blob | None  # uv for the node's platform; None: pip
+    installer: Blob  # uv for the node's platform
+    tree: str
     wheels: tuple[Blob, ...] = ()  # all of them, for a node without internet; none: the node downloads
     index_url: str | None = None
     extra_index_url: tuple[str, ...] = ()
     find_links: tuple[str, ...] = ()
     label: str = ""  # of the override that was used
-    tree: str | None = None  # None: no installer and no wheels are sent
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,10 +145,9 @@ class Made:
     made_at: str
     used_at: str
     packages: tuple[tuple[str, str], ...] = ()  # name and version
-    installer: str = ""  # uv or pip; empty: it was found, not made
-    note: str = ""  # what a user should know, such as why pip was used
+    is_made: bool = False  # by UGRO; others were found
     torch_cuda: str | None = None  # what torch was built for: 12.6, or "none (cpu)"; None: not known
-    nccl: str | None = None  # of conda; that of pip is among the packages
+    nccl: str | None = None  # of conda; that of a wheel is among the packages
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,6 +58,7 @@ class ClusterWish:
     size: WorkerSize = WorkerSize()
     priority: int = 50
     time_limit_s: float | None = None
+    env: tuple[tuple[str, str], ...] = field(default=(), repr=False)  # of the head and the workers
 
     @property
     def advice(self) -> str | None:
@@ -86,6 +87,12 @@ class Head:
     port: int
     dashboard_port: int
     state_folder: str  # on its node, outlives attempts
+    client_port: int = 10001  # of Ray Client
+
+    @property
+    def client_address(self) -> str:
+        """What a program elsewhere gives to ``ray.init``."""
+        return f"ray://{self.address}:{self.client_port}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +145,7 @@ class Part:
     is_alive: bool | None = None  # as Ray says; None: it has not said
     reason: str = ""
     number: int = 0
+    waits: str = ""  # what it says that it waits for, while Ray has not started there
 
     @property
     def has_joined(self) -> bool:
@@ -160,6 +168,7 @@ class ClusterView:
     ended_at: str | None
     head: Part
     workers: tuple[Part, ...]
+    client_address: str = ""
 
     @property
     def is_complete(self) -> bool:
@@ -182,3 +191,4 @@ class Access:
     namespace: str = "default"
     dashboard_port: int = 0
     head_node: str = ""
+    client_address: str = ""

@@ -28,6 +28,7 @@ class Recipe:
     models: Mapping[str, str] = field(default_factory=dict)  # hub ids, by short name
     datasets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by short name
     flags: tuple[Flag, ...] = ()
+    metric: str = ""  # by which its trainings are compared
 
     def default(self, flag: str) -> Any:
         return next((one.default for one in self.flags if one.name == flag), None)
@@ -40,3 +41,4 @@ class PreparedLaunch:
     fields: dict[str, Any]
     notes: tuple[str, ...] = ()
     recipe: str = ""
+    metric: str | None = None  # that a sweep of it compares, if none is named

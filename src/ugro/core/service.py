@@ -14,7 +14,6 @@ from ugro.core.support.loopback import is_loopback
 LOOPBACK_BIND = "127.0.0.1"
 EXHAUSTED = 64  # exit code of a replica whose program ended too often: UGRO does not try it again
 ENGINE_COMMAND = "command"
-ENGINE_RAY_SERVE = "ray-serve"
 
 
 class ServiceState(StrEnum):
@@ -186,15 +185,6 @@ class DoorPlace:
 
 
 @dataclass(frozen=True, slots=True)
-class RayPlace:
-    """The Ray cluster that its application runs on."""
-
-    cluster: str
-    is_own: bool = False  # it was started for the service, and ends with it
-    user: str = ""  # whose it was: another user's, which gets its name later, is not meant
-
-
-@dataclass(frozen=True, slots=True)
 class Service:
     id: int
     key: str  # in the names of its jobs' keys
@@ -216,7 +206,6 @@ class Service:
     ended_at: str | None = None
     was_ready: bool = False
     request_key: str = ""  # that its client chose: the same key is the same service
-    ray: RayPlace | None = None
 
     @property
     def name(self) -> str:

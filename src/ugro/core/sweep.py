@@ -15,12 +15,13 @@ PRUNERS = ("asha", "median", "hyperband", "wilcoxon")
 class SweepState(StrEnum):
     RUNNING = "running"
     STOPPED = "stopped"  # by a person, or because too much failed; can be resumed
+    FAILED = "failed"  # no trial of it succeeded; can be resumed
     DONE = "done"  # its budget or its space is used up, or its target reached; can be extended
 
 
 class TrialState(StrEnum):
     PENDING = "pending"  # recorded; its job may not be submitted yet
-    RUNNING = "running"  # it has a job, which may still wait
+    RUNNING = "running"  # it has a job; while that has not started, reports say pending
     COMPLETE = "complete"
     PRUNED = "pruned"  # ended early, because others were better at the same step
     FAILED = "failed"

@@ -6,14 +6,15 @@ model, ``config.json`` or ``adapter_config.json`` says enough.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ugro.core.errors import UgroError
+from ugro.remote import foreign
 
 GENERATE, CLASSIFY, EMBED = "generate", "classify", "embed"
+_MOST_HEADER = 100_000_000  # as the library has it
 _TASKS = {
     "causal-lm": GENERATE,
     "text-classification": CLASSIFY,
@@ -32,6 +33,7 @@ _ENDINGS = {
     "Model": EMBED,
 }
 _FORMAT = 1
+_MOST_BYTES = 16 << 20  # of a file about a model
 
 
 class NoRoom(UgroError):
@@ -71,7 +73,8 @@ def read_folder(path: Path) -> ModelFolder:
 
 def _read(path: Path) -> dict[str, Any] | None:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        with path.open("rb") as file:
+            found = foreign.read(file, _MOST_BYTES)
     except FileNotFoundError:
         return None
     except NotADirectoryError:
@@ -85,7 +88,9 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 def _check_weights(path: Path, is_adapter: bool) -> None:
     """Only safetensors: other formats run code when they are loaded."""
-    if any(path.glob("*.safetensors")):
+    if files := sorted(path.glob("*.safetensors")):
+        for file in files:
+            _check_length(file)
         return
     others = sorted(found.name for pattern in ("*.bin", "*.pt", "*.pth", "*.gguf") for found in path.glob(pattern))
     what = f"its weights are in {others[0]}" if others else "it has no weights"
@@ -94,6 +99,27 @@ def _check_weights(path: Path, is_adapter: bool) -> None:
     kind = "adapter" if is_adapter else "model"
     hint = f"save the {kind} with save_pretrained(…), which writes safetensors"
     raise UgroError(f"{path}: {what}; UGRO loads .safetensors only", hint=hint)
+
+
+def _check_length(file: Path) -> None:
+    """A copy that was interrupted: the library says neither which file it is, nor where it ends."""
+    try:
+        size = file.stat().st_size
+        with file.open("rb") as opened:
+            length = int.from_bytes(opened.read(8), "little")
+            if length > min(size, _MOST_HEADER):
+                return  # none of its files: the library says so
+            ends = {name: 8 + length + int(one["data_offsets"][1]) for name, one in _tensors(opened.read(length))}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError):
+        return
+    if cut := [name for name, end in ends.items() if end > size]:
+        first = min(cut, key=lambda name: ends[name])
+        there = f"{size} of {max(ends.values())} bytes are there"
+        raise UgroError(f"{file} is cut off in the tensor {first}: {there}", hint="copy it again")
+
+
+def _tensors(header: bytes) -> list[tuple[str, Any]]:
+    return [(name, one) for name, one in foreign.parsed(header, _MOST_HEADER).items() if name != "__metadata__"]
 
 
 def _task(own: dict[str, Any], config: dict[str, Any], adapter: dict[str, Any]) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -97,9 +97,9 @@ def _load(folder: ModelFolder, base: ModelFolder | None, task: str, options: Opt
     labels = {"num_labels": len(folder.labels)} if folder.labels and folder.is_adapter else {}
     kind = _auto_class(transformers, task, folder.is_for_images)
     dtype = _dtype(torch, options.dtype, device, config)
-    model, found = kind.from_pretrained(
-        whole.path, dtype=dtype, use_safetensors=True, output_loading_info=True, **common, **labels
-    )
+    how = {"use_safetensors": True, "output_loading_info": True, "ignore_mismatched_sizes": True}
+    model, found = kind.from_pretrained(whole.path, dtype=dtype, **how, **common, **labels)
+    _check_shapes(whole.path, found["mismatched_keys"])
     if base is None:
         _check_complete(folder.path, found["missing_keys"])
     else:
@@ -107,6 +107,14 @@ def _load(folder: ModelFolder, base: ModelFolder | None, task: str, options: Opt
     _name_labels(model, folder.labels)
     model = model.to(device).eval().requires_grad_(False)
     return Loaded(model, _processor(transformers, folder, whole, common), task, folder.is_for_images)
+
+
+def _check_shapes(path: Path, mismatched: Iterable[tuple[str, Sequence[int], Sequence[int]]]) -> None:
+    """transformers makes these up, too; asked to refuse them, it does not say which they are."""
+    for name, given, wanted in sorted(mismatched):
+        stored, needed = (" x ".join(map(str, shape)) or "a single number" for shape in (given, wanted))
+        text = f"{path}: the tensor {name} is {stored} in its weights, and {needed} by its config.json"
+        raise UgroError(text, hint="take both from the same training")
 
 
 def _check_complete(path: Path, missing: Collection[str]) -> None:
@@ -176,7 +184,8 @@ def _check_layers(model: Any) -> None:
 def _not_loaded(path: Path, error: BaseException) -> UgroError:
     if isinstance(error, UgroError):
         return error
-    text = (str(error) or type(error).__name__).strip().splitlines()[0][:500]
+    first, *more = (str(error) or type(error).__name__).strip().splitlines()
+    text = f"{first} {more[0].strip()}"[:500] if more and first.endswith(":") else first[:500]
     if "trust_remote_code" in str(error):
         return UgroError(f"{path} comes with Python code of its own", hint="read it, then add --trust-remote-code")
     if isinstance(error, ImportError):

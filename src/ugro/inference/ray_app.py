@@ -1,6 +1,6 @@
 """Runs a Ray Serve application as a replica: ``python -m ugro.inference.ray_app module:app``.
 
-It runs on a Ray of its own on this node, and stays until SIGTERM. ``ray_serve`` is for a Ray cluster.
+It runs on a Ray of its own on this node, and stays until SIGTERM.
 """
 
 from __future__ import annotations

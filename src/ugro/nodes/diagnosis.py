@@ -6,7 +6,6 @@ Pure: text in, an ``Unreachable`` with a stable cause and a hint out.
 from __future__ import annotations
 
 import errno
-import json
 import os
 import shlex
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from ugro.core.errors import Unreachable
 from ugro.core.login import node_of
 from ugro.core.node import NodeSpec
 from ugro.core.support.codec import decode
+from ugro.remote import foreign
 
 DENIED = "login-denied"
 NAME_NOT_FOUND = "name-not-found"
@@ -61,6 +61,10 @@ _SIGNS = (
     _Sign("administratively prohibited", "jump-failed", "the jump host refuses to forward the connection", (
         "try: ssh {ssh}   (AllowTcpForwarding on the jump host)"
     )),
+    *(
+        _Sign(f"open failed: connect failed: {text}", NAME_NOT_FOUND, "the jump host does not find its name", _TRY)
+        for text in ("name or service not known", "temporary failure in name resolution")
+    ),
     _Sign("open failed: connect failed", "jump-failed", "the jump host cannot reach it", _TRY),
     _Sign(
         "remote host identification has changed",
@@ -126,7 +130,7 @@ def from_ssh(spec: NodeSpec, exit_code: int | None, stderr: str, stdout_end: str
 
 
 def _from_sign(spec: NodeSpec, sign: _Sign, *, is_on_the_way: bool) -> Unreachable:
-    if is_on_the_way and sign.cause not in ("jump-failed", "closed"):
+    if is_on_the_way and sign.cause not in ("jump-failed", "closed") and not sign.text.startswith("open failed"):
         return _unreachable(spec, sign.cause, f"on the way to it (its jump host or proxy): {sign.message}", _TRY)
     return _unreachable(spec, sign.cause, sign.message, sign.hint)
 
@@ -256,7 +260,7 @@ class UnsafeFolder:
 
 def _unsafe_folder(said: str) -> UnsafeFolder | None:
     try:
-        return decode(UnsafeFolder, json.loads(said))
+        return decode(UnsafeFolder, foreign.parsed(said))
     except ValueError:  # a DecodeError, too
         return None
 

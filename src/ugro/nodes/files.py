@@ -91,6 +91,7 @@ class Prepared:
 
     dir: str
     resume: str | None
+    older: tuple[str, ...] = ()  # some in a folder of the user that are older than the job, and so not the job's
 
     @property
     def env(self) -> dict[str, str]:

@@ -113,6 +113,8 @@ class Inventory:
         return [node for node in self if node.spec.name in wanted]
 
     def _names(self, word: str) -> set[str]:
+        if word == "all" and word not in self._nodes:
+            raise NotFound("there is no node named all", hint="did you mean @all?")
         if not word.startswith("@"):
             return {self.named(word).spec.name}
         if word == "@all":

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import socket
+import threading
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -25,6 +27,8 @@ from ugro.remote import wire
 NODE_SILENCE_S = 30.0
 _EXIT_S = 2.0  # how long a process that closed its output may take to exit
 _LOOK_S = 0.005
+_MOUTH_S = 1.0
+_UNHEARD = 0xFFFFFFFF  # the number of calls whose answers nobody waits for
 _MAX_MESSAGE = 2000
 _MAX_CAUSE = 40
 # Calls that the agent makes by itself, again and again; nobody would miss them.
@@ -52,6 +56,9 @@ class Link(asyncio.Protocol):
         self._keepalive = Keepalive(self._ping, self._fall_silent)
         self._is_clear = asyncio.Event()
         self._is_clear.set()
+        # Another thread may speak for a loop that stands still: one writes at a time, and none after the end.
+        self._mouth = threading.Lock()
+        self._is_left = False
 
     @classmethod
     async def open(cls, spec: NodeSpec, options: SshOptions, *, timeout_s: float, env: dict[str, str]) -> Link:
@@ -156,6 +163,8 @@ class Link(asyncio.Protocol):
             self._lose(diagnosis.broke_protocol(self.spec, str(error)))
 
     def connection_lost(self, error: Exception | None) -> None:
+        with self._mouth:
+            self._is_left = True
         if not self.lost.done():
             self._look_for_exit(self._loop.time() + _EXIT_S)
 
@@ -179,6 +188,8 @@ class Link(asyncio.Protocol):
         if self.lost.done():
             return
         self.lost.set_result(reason)
+        with self._mouth:
+            self._is_left = True
         self._keepalive.stop()
         if not self._opened.done():
             self._opened.set_result(None)
@@ -220,7 +231,7 @@ class Link(asyncio.Protocol):
                 self._receive_machine(kind, wire.parse(payload))
             elif (call := self._calls.get(number)) is not None:
                 self._receive_for(call, kind, payload)
-            elif number > self._last_number:
+            elif number > self._last_number and number != _UNHEARD:
                 raise wire.ProtocolError(f"answer to unknown call {number}")
             # else: the rest of a call that was cancelled
 
@@ -258,7 +269,31 @@ class Link(asyncio.Protocol):
 
     def _write(self, data: bytes) -> None:
         if self._transport is not None and not self.lost.done():
-            self._transport.write(data)
+            with self._mouth:
+                self._transport.write(data)
+
+    def speak(self, method: str | None = None, params: dict[str, Any] | None = None) -> bool:
+        """Sends a call whose answer nobody hears, or a mere sign of life: from another thread, while the loop stands.
+
+        Not in the middle of what the loop has begun to send: then it returns False.
+        """
+        if self.machine is None or not self._mouth.acquire(timeout=_MOUTH_S):
+            return False
+        try:
+            transport, process = self._transport, self._process
+            if self._is_left or transport is None or process is None or transport.get_write_buffer_size():
+                return False
+            message = wire.frame(wire.CREDIT, _UNHEARD, wire.AMOUNT.pack(0))  # of no call: it says that we are there
+            if method is not None:
+                message = wire.message(wire.CALL, _UNHEARD, {"method": method, "params": params or {}})
+            if process.socket.send(message) == len(message):
+                return True
+            process.socket.shutdown(socket.SHUT_RDWR)  # half a message: what follows would not be understood
+        except OSError:  # it is full, or gone
+            pass
+        finally:
+            self._mouth.release()
+        return False
 
     def send(self, kind: int, number: int, payload: bytes = b"") -> None:
         self._write(wire.frame(kind, number, payload))

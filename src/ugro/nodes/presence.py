@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from ugro.core.errors import RemoteFailure
 from ugro.core.owner import OwnerRule
 from ugro.nodes.node import Node
+from ugro.remote import foreign
 
 _MOST_S = 2.0**32  # longer than any machine was up
 _MOST_LINE = 65536
@@ -44,14 +44,14 @@ async def watch(node: Node, rule: OwnerRule, connect_s: float) -> AsyncGenerator
 
 def parse(line: bytes, node: str) -> Presence:
     try:
-        found = json.loads(line)
+        found = foreign.parsed(line)
         idle_s = found["idle_s"]
         if idle_s is not None:
             idle_s = float(idle_s)
             if not 0 <= idle_s < _MOST_S:  # also refuses NaN
                 raise ValueError(f"idle for {idle_s} s")
         return Presence(idle_s, _text(found.get("sign", "")), _texts(found.get("sources")), _texts(found.get("blind")))
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise RemoteFailure(f"invalid report on its owner: {error!r:.200}", subject=node) from error
 
 

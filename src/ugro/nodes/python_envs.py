@@ -5,7 +5,6 @@ Everything a node says is bounded and checked here. What ``make`` is given must 
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -15,7 +14,7 @@ from ugro.core.errors import EnvFailed, RemoteFailure
 from ugro.core.python_env import PHASES, EnvHost, EnvOnNode, EnvProgress, EnvsRemoved, EnvsTidied, Made, Recipe
 from ugro.core.support.codec import DecodeError, decode
 from ugro.nodes.streaming import NodeCalls, in_time
-from ugro.remote import wire
+from ugro.remote import foreign, wire
 
 T = TypeVar("T")
 
@@ -159,7 +158,7 @@ class _Listed:
 
 def checked(made: Made, name: str | None) -> Made:
     """``name``: what was asked for. Raises ValueError for what no environment is."""
-    texts = [made.name, made.python, made.installer, made.note, made.torch_cuda or "", made.nccl or ""]
+    texts = [made.name, made.python, made.torch_cuda or "", made.nccl or ""]
     texts += [text for pair in made.packages for text in pair]
     if name not in (None, made.name) or not made.python.startswith("/") or not all(map(_is_text, texts)):
         raise ValueError(f"its name or path: {made.name!r:.60}")
@@ -190,11 +189,7 @@ class Outcome:
         if len(self._unread) > _MOST_LINE_BYTES:
             raise ValueError("a line that does not end")
         for line in lines:
-            try:
-                said = json.loads(line)
-            except RecursionError as error:
-                raise ValueError("a line that is nested without end") from error
-            self._hear(said)
+            self._hear(foreign.parsed(line, _MOST_LINE_BYTES + wire.MAX_PAYLOAD))
 
     def _hear(self, said: Any) -> None:
         if not isinstance(said, dict):

@@ -10,6 +10,7 @@ from ugro.core.errors import UgroError, UsageError
 from ugro.remote import wire
 
 _MOST_BYTES = wire.MAX_PAYLOAD // 2
+_MOST_OF_ONE = wire.MAX_PAYLOAD - (32 << 10)  # with what every call has besides
 
 
 def packed(runs: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]] | UgroError]:
@@ -24,8 +25,8 @@ def packed(runs: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]] | UgroEr
         if part and size + length > _MOST_BYTES:
             yield part
             part, size = [], 0
-        if length > _MOST_BYTES:
-            yield UsageError(f"job {run['job']} is too large to send: {length} bytes (limit {_MOST_BYTES})")
+        if length > _MOST_OF_ONE:
+            yield UsageError(f"job {run['job']} is too large to send: {length} bytes (limit {_MOST_OF_ONE})")
             continue
         part.append(run)
         size += length

@@ -14,6 +14,7 @@ from ugro.nodes.run_packing import packed
 from ugro.remote import wire
 from ugro.remote.files import listing
 from ugro.remote.runs import inline_logs
+from ugro.remote.runs.notices import shown
 from ugro.remote.state.rundir import EXIT_BYTES
 
 T = TypeVar("T")
@@ -26,6 +27,7 @@ _MOST_MARK = 4096
 _MOST_RUNS = 1024  # in one message; the node sends far fewer
 _MOST_RANKS = 4096
 _MOST_NAME = 120
+_MOST_NOTICES = 8
 _MOST_REASON = 2000
 _MOST_ATTEMPT = 10**9
 _MOST_CODE = 2**31
@@ -71,6 +73,7 @@ class RunStatus:
     members: tuple[int, ...] = ()  # the ranks that train together, as its ranks say; empty: they do not say
     group: int = -1  # the number of that group: the newest one holds
     changes: int = 0  # while it runs
+    notices: tuple[str, ...] = ()  # what is to be known of it besides how it ended
 
     @property
     def has_ended(self) -> bool:
@@ -118,6 +121,9 @@ class Moment:
 
     def params(self) -> dict[str, Any]:
         return {"boot_id": self.boot_id, "clock_s": self.clock_s}
+
+    def later(self, seconds: float) -> Moment:
+        return replace(self, clock_s=self.clock_s + seconds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,6 +276,11 @@ class Runs:
         except (KeyError, TypeError, ValueError) as error:
             raise RemoteFailure(f"invalid clock: {error!r:.200}", subject=self.node.spec.name) from error
 
+    def renew_unheard(self, as_of: Moment) -> bool:
+        """The same from another thread, while the loop stands still; nobody hears the answer."""
+        link = self.node.link
+        return link is not None and link.speak("runs.renew", self.identity.params(as_of=as_of.params()))
+
     async def mark(self) -> str | None:
         """What we left there, if anything; also from a node that refuses us."""
         return _text((await self._call("mark", self.answer_s)).get("mark"))
@@ -412,6 +423,7 @@ def parse_status(answer: dict[str, Any]) -> RunStatus:
             logs=_logs(answer["logs"]) if answer.get("logs") else None,
             has_outputs=bool(answer.get("has_outputs")),
             is_metered=state.get("is_metered") is True,
+            notices=_notices(record.get("notices") or state.get("notices") or ()),
             **(_elastic(state, record) if "changes" in state or "members" in record else {}),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -419,6 +431,11 @@ def parse_status(answer: dict[str, Any]) -> RunStatus:
 
 
 _STATUS = {word: word for word in ("starting", "running", "exited", "dead", "absent")}
+
+
+def _notices(texts: Sequence[Any]) -> tuple[str, ...]:
+    """Ranks wrote them: anything may be in them."""
+    return tuple([shown(str(text)) for text in texts[:_MOST_NOTICES]])
 
 
 def _elastic(state: dict[str, Any], record: dict[str, Any]) -> dict[str, Any]:

@@ -60,6 +60,7 @@ def _read(folder: Path) -> Recipe:
         content.get("models", {}),
         content.get("datasets", {}),
         flags,
+        str(content["metric"]),
     )
 
 

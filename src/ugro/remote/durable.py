@@ -14,6 +14,7 @@ import os
 import time
 import zlib
 
+from ugro.remote import foreign
 from ugro.remote.program import Refused
 
 TYPE_CHECKING = False  # see wire.py
@@ -26,6 +27,8 @@ _DIGITS = 39  # as many as a boot id has
 _KEEP_SIZE = 1
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
+
+_MOST_BYTES = 64 << 20  # of a record: a job may have put anything in its place
 
 
 def write_json(path: str, value: Dict[str, Any], *, is_lasting: bool = True) -> None:
@@ -51,11 +54,16 @@ def write_json(path: str, value: Dict[str, Any], *, is_lasting: bool = True) -> 
 def read_json(path: str) -> Optional[Dict[str, Any]]:
     """None when there is no such file, or nothing in it that was written by ``write_json``."""
     try:
-        with open(path, "rb") as file:
-            value = json.loads(file.read().decode("utf-8", "surrogateescape"))
+        with open(path, "rb", opener=_open) as file:
+            value = foreign.parsed(file.read(_MOST_BYTES + 1).decode("utf-8", "surrogateescape"), _MOST_BYTES)
     except (OSError, ValueError):
         return None
     return value if isinstance(value, dict) else None
+
+
+def _open(path: str, flags: int) -> int:
+    """Does not wait for a writer: a job may have put a pipe in the place of a record."""
+    return os.open(path, flags | os.O_NONBLOCK)
 
 
 def write_all(fd: int, content: bytes) -> None:

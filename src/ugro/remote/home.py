@@ -50,6 +50,6 @@ def _delete(path: str) -> None:
     import contextlib  # both bring much with them
     import shutil
 
-    shutil.rmtree(path, ignore_errors=True)  # an earlier version unpacked the program
+    shutil.rmtree(path, ignore_errors=True)
     with contextlib.suppress(OSError):
         os.unlink(path)

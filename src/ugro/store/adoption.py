@@ -15,7 +15,7 @@ from ugro.policy.lifecycle.newer_state import Cancel, Change, End, Recall, Settl
 from ugro.store import logins
 from ugro.store.connection import Connection
 from ugro.store.devices import names_of
-from ugro.store.job_rows import job_of
+from ugro.store.job_rows import brief_of, job_of
 
 _EXIT_CODES = {JobState.SUCCEEDED: 0, JobState.CANCELLED: 130, JobState.FAILED: 1}
 
@@ -129,11 +129,12 @@ def _insert(db: Connection, job: Job) -> list[int]:
     if twin is not None:
         db.execute("UPDATE jobs SET submit_key = ? WHERE id = ?", (f"twin of {job.id}: {job.submit_key}", twin["id"]))
     origin = dumps(job.origin) if job.origin else None
-    submitted, private = (job.submitted_at, job.submitted_boot, origin), int(job.spec.private)
+    submitted, spec = (job.submitted_at, job.submitted_boot, origin), dumps(job.spec)
+    more = int(job.spec.private), brief_of(job.spec, spec)
     db.execute(
         "INSERT INTO jobs (id, submit_key, name, user_name, spec, state, reason, submitted_at, submitted_boot, origin, "
-        "private) VALUES (?, ?, ?, ?, ?, ?, '', ?, ?, ?, ?)",
-        (job.id, job.submit_key, job.spec.name, job.user, dumps(job.spec), JobState.RUNNING, *submitted, private),
+        "private, brief) VALUES (?, ?, ?, ?, ?, ?, '', ?, ?, ?, ?, ?)",
+        (job.id, job.submit_key, job.spec.name, job.user, spec, JobState.RUNNING, *submitted, *more),
     )
     db.raise_ids("jobs", job.id)
     if twin is None or twin["attempt"] or JobState(twin["state"]) in FINAL_STATES:

@@ -78,6 +78,9 @@ class Backend(Protocol):
     def give_up(self) -> None:
         """Nobody waits for a lost connection any longer."""
 
+    def makes_room(self, error: Exception) -> bool:
+        """Whether nothing of the commit was written for want of space, of which there is more now."""
+
     def is_fatal(self, error: Exception) -> bool:
         """Whether what the others of the same commit wrote goes with it."""
 

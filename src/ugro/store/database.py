@@ -30,6 +30,7 @@ from ugro.store.notes import NoteStore
 from ugro.store.power import PowerStore
 from ugro.store.python_envs import PythonEnvStore
 from ugro.store.ray_clusters import RayClusterStore
+from ugro.store.reserve import Reserve
 from ugro.store.retention import RetentionStore
 from ugro.store.services import ServiceStore
 from ugro.store.sweeps import SweepStore
@@ -39,8 +40,8 @@ from ugro.store.visibility import VisibilityStore
 
 
 class Store:
-    def __init__(self, at: Path | Backend) -> None:
-        self._database = Database(at)
+    def __init__(self, at: Path | Backend, reserve: Reserve | None = None) -> None:
+        self._database = Database(at, reserve=reserve)
         self.jobs = JobStore(self._database)
         self.code = CodeStore(self._database)
         self.discovered = DiscoveredStore(self._database)

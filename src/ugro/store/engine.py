@@ -20,6 +20,7 @@ from ugro.store.backend import THOROUGH, Backend, ConnectionLost, Design, Openin
 from ugro.store.connection import Connection, Work
 from ugro.store.examine import damaged
 from ugro.store.migrations_folder import newest_schema
+from ugro.store.reserve import Reserve
 from ugro.store.sqlite_file import SqliteFile
 
 __all__ = ["THOROUGH", "Database", "Design", "Opening", "Work", "newest_schema"]
@@ -52,9 +53,9 @@ class _Request:
 
 
 class Database:
-    def __init__(self, at: Path | Backend, design: Design | None = None) -> None:
-        """``at``: a file of SQLite, or what is used instead."""
-        self._backend: Backend = SqliteFile(at, design or Design()) if isinstance(at, Path) else at
+    def __init__(self, at: Path | Backend, design: Design | None = None, reserve: Reserve | None = None) -> None:
+        """``at``: a file of SQLite, or what is used instead. ``reserve``: space for it when its disk is full."""
+        self._backend: Backend = SqliteFile(at, design or Design(), reserve) if isinstance(at, Path) else at
         self._requests: queue.SimpleQueue[_Request | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._serve, name="database", daemon=True)
         self.damage: Damaged | None = None  # found while it was in use; nothing is read or written from then on
@@ -188,6 +189,11 @@ class Database:
             except ConnectionLost as lost:
                 if not self._backend.recover(lost):
                     continue
+            except self._backend.errors as error:
+                if not self._backend.makes_room(error):
+                    raise
+                self._backend.roll_back()
+                continue
             return
 
     def _run_once(self, batch: list[_Request]) -> None:

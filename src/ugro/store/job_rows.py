@@ -5,18 +5,27 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterable
+from dataclasses import fields, replace
 from functools import lru_cache
 
 from ugro.core.environment import Origin
 from ugro.core.errors import NotFound
 from ugro.core.failure import Failure
 from ugro.core.job import Attempt, Ending, Job, JobSpec, JobState, Placement, Tries
-from ugro.core.support.codec import DecodeError, decode
+from ugro.core.support.codec import DecodeError, decode, dumps
 from ugro.store.connection import Connection, Row
 
 log = logging.getLogger(__name__)
 
 _LARGEST_ID = 2**63 - 1
+_LARGE = 8 << 10  # characters of a spec; a larger one is not read for a list
+_SHOWN = 1 << 10  # of each of its parts that is large
+# For lists: a large spec stays where it is.
+LISTED = (
+    "id, COALESCE(brief, spec) AS spec, user_name, state, reason, submitted_at, attempt, placement, started_at, "
+    "attempt_started_at, ended_at, exit_code, ending, tries, origin, cached_from, results_removed_at, submitted_boot, "
+    "started_boot, attempt_started_boot, ended_boot, submit_key"
+)
 
 
 def read_job(db: Connection, job: int) -> Job:
@@ -77,13 +86,34 @@ def job_of(row: Row) -> Job:
     )
 
 
+def brief_of(spec: JobSpec, text: str) -> str | None:
+    """Returns what lists show of a large spec: the beginning of its command and no variables. None: it is not large."""
+    if len(text) <= _LARGE:
+        return None
+    nothing = JobSpec(spec.name, ())
+    plain = {one.name: getattr(nothing, one.name) for one in fields(spec) if one.name not in ("name", "argv")}
+    large = [name for name, value in plain.items() if len(dumps([getattr(spec, name)])) > _SHOWN]
+    words: list[str] = []
+    for word in spec.argv:
+        left = _SHOWN - sum(map(len, words)) - len(words)
+        words.append(word[:left])
+        if len(word) >= left:
+            break
+    argv = (*words, "…") if tuple(words) != spec.argv else spec.argv
+    return dumps(replace(spec, argv=argv, **{name: plain[name] for name in large}))
+
+
 # Many jobs are alike, and frozen values can be shared. Only as many as one page shows are kept: jobs that have not
 # ended are in memory anyway, and what the others were is not worth remembering.
 _SHARED = 512
 
 
-@lru_cache(maxsize=_SHARED)
 def spec_of(text: str) -> JobSpec:
+    return _shared_spec(text) if len(text) <= _LARGE else decode(JobSpec, json.loads(text))
+
+
+@lru_cache(maxsize=_SHARED)
+def _shared_spec(text: str) -> JobSpec:
     return decode(JobSpec, json.loads(text))
 
 

@@ -10,7 +10,7 @@ from ugro.core.job import Job, JobState
 from ugro.store.connection import Connection, Row
 from ugro.store.engine import Database
 from ugro.store.events import event_of
-from ugro.store.job_rows import readable_jobs
+from ugro.store.job_rows import LISTED, readable_jobs
 from ugro.store.visibility import VISIBLE
 
 
@@ -40,6 +40,7 @@ class ListingStore:
         self._database = database
 
     async def page(self, wanted: Listed) -> list[Job]:
+        """Of a job with a large spec, the spec has only the beginning of its command, and no variables."""
         return await self._database.run(lambda db: _page(db, wanted))
 
     async def counts(self) -> Mapping[JobState, int]:
@@ -80,6 +81,6 @@ def _page(db: Connection, wanted: Listed) -> list[Job]:
         clauses.append("id > ?")
         values.append(wanted.after)
     order = "ASC" if wanted.after is not None else "DESC"
-    query = f"SELECT * FROM jobs WHERE {' AND '.join(clauses)} ORDER BY id {order} LIMIT ?"
+    query = f"SELECT {LISTED} FROM jobs WHERE {' AND '.join(clauses)} ORDER BY id {order} LIMIT ?"
     found = readable_jobs(db.execute(query, [*values, wanted.limit]))
     return found[::-1] if wanted.after is not None else found

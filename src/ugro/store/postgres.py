@@ -190,6 +190,9 @@ class Postgres:
             self._connection.close()
             self._connection = None
 
+    def makes_room(self, error: Exception) -> bool:
+        return False  # its disk is its server's
+
     def is_fatal(self, error: Exception) -> bool:
         return isinstance(error, ConnectionLost)
 

@@ -34,7 +34,7 @@ class EnvFiles:
     """The installer and the wheels for an environment, in the content store."""
 
     tree: str
-    installer: Blob | None = None
+    installer: Blob
     wheels: tuple[Blob, ...] = ()
 
 

@@ -10,13 +10,11 @@ from dataclasses import replace
 from ugro.config.problems import nearest
 from ugro.core.errors import NotAllowed, NotFound
 from ugro.core.job import JobSpec
-from ugro.core.ray_cluster import RayCluster
 from ugro.core.service import Service, ServiceState
 from ugro.core.support.codec import DecodeError, decode, dumps
 from ugro.core.support.quantity import is_number
 from ugro.store.connection import NO_LIMIT, Connection, Row
 from ugro.store.engine import Database
-from ugro.store.ray_clusters import add_cluster
 
 log = logging.getLogger(__name__)
 
@@ -31,15 +29,6 @@ class ServiceStore:
     async def add(self, service: Service) -> Service:
         """With its number; the one that has the same request key, if there is one. NotAllowed if its name is taken."""
         return await self._database.run(lambda db: _add(db, service))
-
-    async def add_with_cluster(self, service: Service, cluster: RayCluster) -> tuple[Service, RayCluster | None]:
-        """Both or none; no cluster, if the service was there already."""
-
-        def add(db: Connection) -> tuple[Service, RayCluster | None]:
-            known = _requested(db, service.request_key)
-            return (known, None) if known is not None else (_add(db, service), add_cluster(db, cluster))
-
-        return await self._database.run(add)
 
     async def change(self, number: int, how: Callable[[Service], Service]) -> Service:
         """Reads, changes and writes in one transaction. ``how`` may raise a UgroError: then nothing is written."""

@@ -11,8 +11,13 @@ from ugro.store.backend import ConnectionLost, Design, Opening, too_new
 from ugro.store.connection import Connection
 from ugro.store.examine import Examined, examine, is_corruption, unusable
 from ugro.store.migrations_folder import migrations, newest_schema, statements
+from ugro.store.reserve import Reserve
 
 log = logging.getLogger(__name__)
+
+
+# Of a full disk, or a quota that is used up: for its files of the log, too.
+_FULL = ("SQLITE_FULL", "SQLITE_IOERR_WRITE", "SQLITE_IOERR_SHMSIZE", "SQLITE_CANTOPEN")
 
 
 class _Replaced(sqlite3.DatabaseError):
@@ -35,8 +40,9 @@ class SqliteFile:
     problem: str | None = None  # a file does not go away for a while
     look_every_s: float | None = None
 
-    def __init__(self, path: Path, design: Design) -> None:
+    def __init__(self, path: Path, design: Design, reserve: Reserve | None = None) -> None:
         self.path = path
+        self._reserve = reserve
         self._design = design
         self._connection: SqliteConnection | None = None
         self._inode: int | None = None  # of the file that the connection has open
@@ -94,7 +100,10 @@ class SqliteFile:
 
     def is_fatal(self, error: Exception) -> bool:
         """What the others of the same commit wrote cannot be trusted either."""
-        return is_corruption(error)
+        return is_corruption(error) or (_may_be_full(error) and self._reserve is not None)
+
+    def makes_room(self, error: Exception) -> bool:
+        return _may_be_full(error) and self._reserve is not None and self._reserve.give()
 
     def damage_in(self, error: Exception) -> str | None:
         return str(error) if is_corruption(error) or isinstance(error, _Replaced) else None
@@ -131,6 +140,10 @@ def connect(path: Path) -> SqliteConnection:
     for pragma in ("journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON", "busy_timeout = 5000"):
         connection.execute(f"PRAGMA {pragma}")
     return connection
+
+
+def _may_be_full(error: Exception) -> bool:
+    return getattr(error, "sqlite_errorname", "") in _FULL
 
 
 def _inode(path: Path) -> int | None:

@@ -13,7 +13,7 @@ from ugro.core.support.codec import dumps
 from ugro.store.connection import Connection
 from ugro.store.events import note
 from ugro.store.job_moves import move
-from ugro.store.job_rows import job_of
+from ugro.store.job_rows import brief_of, job_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,16 +37,17 @@ def submit(db: Connection, spec: JobSpec, user: str, key: str, about: About) -> 
         return Submission(known, is_new=False)
     _check_exist(db, (*spec.after.ok, *spec.after.any))
     now, state, reason, origin = clock.now(), JobState.QUEUED, "submitted", about.origin
-    more = (_text(origin), about.cache_key, int(spec.private))
+    text = dumps(spec)
+    more = (_text(origin), about.cache_key, int(spec.private), brief_of(spec, text))
     row = db.execute(
         "INSERT INTO jobs (submit_key, name, user_name, spec, state, reason, submitted_at, submitted_boot, origin, "
-        "cache_key, private) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) RETURNING id",
-        (key, spec.name, user, dumps(spec), state, reason, now.at, now.boot, *more),
+        "cache_key, private, brief) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) RETURNING id",
+        (key, spec.name, user, text, state, reason, now.at, now.boot, *more),
     ).fetchone()
     job = Job(row["id"], spec, user, state, reason, now.at, origin=origin, submitted_boot=now.boot, submit_key=key)
     note(db, JobState.QUEUED, f"submitted by {user}", job, None)
-    for text in about.notes:
-        note(db, "cache", text, job, None)
+    for line in about.notes:
+        note(db, "cache", line, job, None)
     if about.cache_key is not None and about.cached_from is not None:
         job = _point_to(db, job, about.cache_key, about.cached_from)
     return Submission(job, is_new=True)

@@ -42,6 +42,7 @@ class _Job:
     places: dict[Source, Place] | None = None  # None: not read yet
     # Of logs without metrics, which most are: a transaction for each piece of each log would be a waste.
     unsaved: set[Source] = field(default_factory=set)
+    cut: set[str] = field(default_factory=set)  # the names of files with a line that is too long to be read
 
 
 class Collector:
@@ -52,6 +53,11 @@ class Collector:
         self._store = store
         self._collecting = asyncio.Lock()
         self._jobs: dict[int, _Job] = {}
+        self._cut: dict[int, set[str]] = {}  # of jobs that were finished
+
+    @property
+    def has_no_room(self) -> bool:
+        return self._store.has_no_room
 
     async def collect(self, job: int) -> int:
         """Reads everything that is new; returns the number of points."""
@@ -65,10 +71,17 @@ class Collector:
                 known.until = 0.0
             count = await self._collect(job)
             known = self._jobs.pop(job, None)
+            self._cut |= {job: known.cut} if known is not None and known.cut else {}
             if known is not None and known.places and known.unsaved:  # not read again by the next agent
                 await self._store.take(Batch(places={source: known.places[source] for source in known.unsaved}))
         await self._store.seal(job_owner(job))
         return count
+
+    def take_cut(self, job: int) -> set[str]:
+        """The names of files that have, since the last call, had a line which is too long to be read."""
+        known = self._jobs.get(job, _Job())
+        found, known.cut = known.cut | self._cut.pop(job, set()), set()
+        return found
 
     async def having_news(self, live: Iterable[int], over: Iterable[int]) -> list[int]:
         """The jobs whose files may have grown, and those with files that are over."""
@@ -107,7 +120,7 @@ class Collector:
         count = 0
         unread = deque(grown)
         while unread:
-            batch = await asyncio.to_thread(_next_batch, unread, places)
+            batch = await asyncio.to_thread(_next_batch, unread, places, known.cut)
             if batch.points or batch.parameters or not all(source.is_log for source in batch.places):
                 await self._store.take(batch)
                 known.unsaved -= batch.places.keys()
@@ -159,7 +172,7 @@ def _has_grown(file: _File, places: Mapping[Source, Place]) -> bool:
     return file.size > places.get(file.source, _START).offset
 
 
-def _next_batch(unread: deque[_File], places: Mapping[Source, Place]) -> Batch:
+def _next_batch(unread: deque[_File], places: Mapping[Source, Place], cut: set[str]) -> Batch:
     """Reads as many files as fit into one step; removes those that have no more."""
     batch, size = Batch(), 0
     while unread and size < AT_ONCE:
@@ -169,6 +182,8 @@ def _next_batch(unread: deque[_File], places: Mapping[Source, Place]) -> Batch:
         size += len(content)
         piece = Piece(content, place.offset, file.size, place.state, file.about.writer.name)
         reading = file.about.writer.read(piece)
+        if reading.has_cut:
+            cut.add(file.about.name)
         if len(content) < AT_ONCE or not reading.end:
             unread.popleft()
         if reading.end:

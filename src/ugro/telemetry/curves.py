@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from ugro.store.connection import Connection, Row
 from ugro.telemetry import bins as binning
 from ugro.telemetry.bins import Bins
-from ugro.telemetry.figures import last_finite
 from ugro.telemetry.series import Points, SeriesKey, read_points
 
 MOST_BINS = 2000
@@ -165,7 +164,7 @@ def _series(db: Connection, wanted: Wanted, more: str = "NULL") -> Iterator[Row]
 def _key_summary(row: Row) -> KeySummary:
     return KeySummary(
         row["owner"], row["attempt"], row["rank"], row["key"], row["count"], row["step_min"], row["step_max"],
-        row["last_time_ms"] / 1000, last_finite(row),
+        row["last_time_ms"] / 1000, row["finite_value"],
     )  # fmt: skip
 
 

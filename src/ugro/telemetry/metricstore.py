@@ -21,6 +21,7 @@ from ugro.core.experiment import Figure
 from ugro.store.connection import Connection, Row
 from ugro.store.engine import Database, Design, Work
 from ugro.store.examine import Thoroughness
+from ugro.store.reserve import is_short
 from ugro.telemetry import series
 from ugro.telemetry.curves import Curve, KeySummary, Wanted, read_curves, read_keys, read_raw
 from ugro.telemetry.figures import read_figures
@@ -135,7 +136,15 @@ class MetricStore:
         """``on_change`` is called with the owners whose curves have grown or lost points."""
         self._on_change = on_change
 
+    @property
+    def has_no_room(self) -> bool:
+        """Its disk is full: what is left there is for the state."""
+        return is_short(self._path.parent)
+
     async def append(self, points: Mapping[SeriesKey, Points]) -> None:
+        """Without room for them, points that come again and again are left out."""
+        if self.has_no_room:
+            return
         await self.take(Batch(dict(points)))
 
     async def take(self, batch: Batch) -> None:

@@ -84,7 +84,8 @@ class Balance:
         balancer, schedule = self.balancer, self.schedule
         if balancer is None or schedule is None or len(words) != balancer.batch.ranks:
             return
-        plan = balancer.limit([word.cap for word in words], [word.part for word in words])
+        caps, estimated = [word.cap for word in words], [word.is_cap_estimated for word in words]
+        plan = balancer.limit(caps, [word.part for word in words], estimated)
         observation = self._observation(words)
         if plan is None and observation is not None:
             plan = balancer.observe(observation)

@@ -1,8 +1,7 @@
-"""The synchronised layer itself, in a module of its own because it imports torch."""
+"""The synchronised layers themselves, in a module of their own because they import torch."""
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import torch
@@ -26,11 +25,75 @@ class _Sum(torch.autograd.Function):  # type: ignore[misc]  # torch's types are 
 
 
 def _summed(values: Any, company: Company) -> Any:
-    begun = time.perf_counter()
+    begun = company.now()
     whole = values.clone()
     distributed.all_reduce(whole)
-    company.waited_s += time.perf_counter() - begun
+    company.waited(begun)
     return whole
+
+
+class _Before(torch.autograd.Function):  # type: ignore[misc]  # torch's types are skipped
+    """Stands before a layer that waits for other ranks: on the way back, its waiting ends here."""
+
+    @staticmethod
+    def forward(context: Any, values: Any, company: Company, begun: list[Any]) -> Any:
+        context.company, context.begun = company, begun
+        return values.view_as(values)
+
+    @staticmethod
+    def backward(context: Any, gradients: Any) -> Any:
+        context.company.waited(context.begun.pop())
+        return gradients, None, None
+
+
+class _After(torch.autograd.Function):  # type: ignore[misc]  # torch's types are skipped
+    """Stands after such a layer: on the way back, its waiting begins here."""
+
+    @staticmethod
+    def forward(context: Any, values: Any, company: Company, begun: list[Any]) -> Any:
+        context.company, context.begun = company, begun
+        return values.view_as(values)
+
+    @staticmethod
+    def backward(context: Any, gradients: Any) -> Any:
+        context.begun.append(context.company.now())
+        return gradients, None, None
+
+
+class BatchNormOnGpu(torch.nn.SyncBatchNorm):  # type: ignore[misc]  # torch's types are skipped
+    """torch's own layer. Its time counts as waiting: what it computes itself cannot be told from its exchange."""
+
+    company: Company
+
+    def forward(self, inputs: Any) -> Any:
+        if not self.training or not distributed.is_initialized():
+            return super().forward(inputs)
+        begun: list[Any] = []
+        since = self.company.now()
+        found = self._of_dummy(inputs, begun) if self.company.is_dummy else self._of_all(inputs, begun)
+        self.company.waited(since)
+        return found
+
+    def _of_all(self, inputs: Any, begun: list[Any]) -> Any:
+        if inputs.requires_grad:  # else there is no exchange on the way back
+            inputs = _Before.apply(inputs, self.company, begun)
+            return _After.apply(super().forward(inputs), self.company, begun)
+        return super().forward(inputs)
+
+    def _of_dummy(self, inputs: Any, begun: list[Any]) -> Any:
+        """Takes part in both exchanges with no samples, which torch counts as none.
+
+        Its own samples, of weight zero, are normalised by themselves: they must stay finite, and need a gradient.
+        """
+        # Statistics are in single precision; torch would exchange those of no samples in the precision of the inputs.
+        nothing = self._of_all(inputs[:0].to(torch.promote_types(inputs.dtype, torch.float32)), begun)
+        dims = [0, *range(2, inputs.dim())]
+        normal = inputs - inputs.mean(dims, keepdim=True)
+        normal = normal * torch.rsqrt(normal.square().mean(dims, keepdim=True) + self.eps)
+        if self.weight is not None:
+            shape = (1, -1, *(1 for _ in inputs.shape[2:]))
+            normal = normal * self.weight.view(shape) + self.bias.view(shape)
+        return (normal + nothing.sum()).to(inputs.dtype)
 
 
 class SynchronisedBatchNorm(_BatchNorm):  # type: ignore[misc]  # torch's types are skipped

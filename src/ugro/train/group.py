@@ -6,18 +6,24 @@ With one rank there is no process group.
 from __future__ import annotations
 
 import struct
+import threading
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from importlib import import_module
-from typing import Any
+from typing import Any, TypeVar
 
+from ugro.train.clock import Clock
 from ugro.train.surroundings import Surroundings
 
-_SENT_PIECE = 64 << 20
+_SENT_PIECE = 4 << 20  # small enough to be there within a limit for silence, also over a slow network
+_TELL_S = 1.0
 _GRADIENT_PIECE = 25 << 20  # bytes per all-reduce, like DDP's buckets, to avoid a second copy of all gradients
 
 
 Exchange = Callable[[], list[bytes]]
+Content = bytes | bytearray | memoryview
+Result = TypeVar("Result")
 
 
 class Group:
@@ -29,6 +35,8 @@ class Group:
         self.is_distributed = is_elastic or self.ranks > 1
         # Does an exchange between two steps again if a rank is lost meanwhile; None: the loss is an error.
         self.again: Callable[[Exchange], list[bytes]] | None = None
+        # Around an exchange between two steps.
+        self.together: Callable[[], AbstractContextManager[None]] = nullcontext
         self._small: Any = None  # for small values on the CPU
         if self.ranks > 1 and not is_elastic:
             self.meet()
@@ -86,6 +94,13 @@ class Group:
     def gather(self, values: Sequence[float]) -> Gathering:
         return Gathering(values, self._small, self.ranks)
 
+    def arrival(self, clock: Clock) -> Arrival | None:
+        """Shows when the devices of all ranks have done what was exchanged before. None: they have, since a wait with
+        this backend lasts until the data is there. All ranks call it, after all that they exchanged."""
+        from torch import distributed
+
+        return None if self._small is distributed.group.WORLD else Arrival(clock, self)
+
     def numbers(self, values: Sequence[float]) -> list[list[float]]:
         """The values of each rank."""
         own = list(values)
@@ -97,7 +112,10 @@ class Group:
         return [content.decode("utf-8", "replace") for content in self.contents(text.encode())]
 
     def contents(self, content: bytes) -> list[bytes]:
-        return self.plain_contents(content) if self.again is None else self.again(lambda: self.plain_contents(content))
+        with self.together():
+            if self.again is None:
+                return self.plain_contents(content)
+            return self.again(lambda: self.plain_contents(content))
 
     def plain_contents(self, content: bytes) -> list[bytes]:
         if self.ranks == 1:
@@ -121,20 +139,73 @@ class Group:
     def barrier(self) -> None:
         self.contents(b"")
 
-    def send(self, content: bytes, source: int) -> bytes:
-        """The content of one rank, on every rank."""
+    def send(self, content: Content, source: int, told: Callable[[int, int], None] | None = None) -> Content:
+        """The content of one rank, on every rank. ``told``: how many bytes of how many are sent."""
         if self.ranks == 1:
             return content
         import torch
         from torch import distributed
 
-        sizes = self.gather([float(len(content))]).wait()
+        sizes = self.gather([float(memoryview(content).nbytes)]).wait()
         size = int(sizes[source][0])
-        whole = bytearray(content if self.rank == source else bytes(size))
+        is_source = self.rank == source
+        if is_source:
+            whole = bytearray(content) if memoryview(content).readonly else content
+        else:
+            whole, buffer = bytearray(), bytearray(min(_SENT_PIECE, size))
         for begin in range(0, size, _SENT_PIECE):
-            piece = torch.frombuffer(whole, dtype=torch.uint8, offset=begin, count=min(_SENT_PIECE, size - begin))
+            count = min(_SENT_PIECE, size - begin)
+            piece = torch.frombuffer(
+                whole if is_source else buffer, dtype=torch.uint8, offset=begin if is_source else 0, count=count
+            )
             distributed.broadcast(piece, source, group=self._small)
-        return bytes(whole)
+            if not is_source:
+                whole += memoryview(buffer)[:count]  # type: ignore[operator]  # a bytearray
+            if told is not None:
+                told(begin + count, size)
+        return whole
+
+    def while_others_wait(
+        self, work: Callable[[], Result], reached: Callable[[], float], told: Callable[[list[list[float]]], None]
+    ) -> Result:
+        """Works, and tells the others every second that it does, and how far it is: a limit counts silence, not work.
+
+        All ranks call it, also those that have nothing to do, and return when all are done. From another thread,
+        ``reached`` is asked how far it is, and ``told`` gets what each rank says: whether it is done, and how far.
+        """
+        ended = threading.Event()
+        failures: list[RuntimeError] = []
+        telling = threading.Thread(
+            target=self._tell_until, args=(ended, reached, told, failures), name="ugro telling", daemon=True
+        )
+        telling.start()
+        try:
+            result = work()
+        finally:
+            ended.set()
+            telling.join()
+        if failures:
+            raise failures[0]
+        return result
+
+    def _tell_until(
+        self,
+        ended: threading.Event,
+        reached: Callable[[], float],
+        told: Callable[[list[list[float]]], None],
+        failures: list[RuntimeError],
+    ) -> None:
+        try:
+            while True:
+                is_done = ended.wait(_TELL_S)
+                said = self.gather([float(is_done), reached()]).wait()
+                told(said)
+                if all(one[0] for one in said):
+                    return
+        except RuntimeError as error:
+            failures.append(error)
+            while not ended.wait(_TELL_S):
+                reached()
 
     def average(self, parameters: Sequence[Any]) -> None:
         """Averages the gradients over all ranks, as DDP would; a missing gradient counts as zero."""
@@ -159,9 +230,29 @@ class Group:
     def close(self) -> None:
         from torch import distributed
 
-        self._small = None
+        self._small, self.together = None, nullcontext
         if distributed.is_initialized():
             distributed.destroy_process_group()
+
+
+class Arrival:
+    """One from each rank, added up behind everything that was exchanged before.
+
+    With NCCL a wait only orders the GPU's work, and the host knows nothing. Exchanges of a group are done in order: the
+    sum is the number of ranks only when every device has come to it, and not after an exchange that was aborted.
+    """
+
+    def __init__(self, clock: Clock, group: Group) -> None:
+        import torch
+        from torch import distributed
+
+        self._clock, self._ranks = clock, group.ranks
+        ones = torch.ones(1, device=group.device)
+        distributed.all_reduce(ones)
+        self._sum, self._read = clock.kept(ones), clock.now()
+
+    def is_there(self) -> bool:
+        return self._clock.has_come(self._read) and float(self._sum) == self._ranks
 
 
 class Gathering:

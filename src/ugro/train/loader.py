@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections import deque
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from ugro.core.errors import UsageError
+from ugro.train.group import Group
+from ugro.train.integrations.feed import OPTIONS
+from ugro.train.integrations.orders import order_of
+from ugro.train.pieces import Collate, Handed
 from ugro.train.sampler import Order, Progress, Schedule, Slice, slices
 
 
@@ -18,7 +23,7 @@ class Course(Protocol):
 
     def boundary(self) -> None: ...
     def fetching(self) -> None: ...
-    def fetched(self, slice_: Slice) -> None: ...
+    def fetched(self, slice_: Slice, handed: Handed) -> None: ...
     def exhausted(self) -> None: ...
 
 
@@ -44,7 +49,6 @@ class Loader:
         self, course: Course, dataset: Any, order: Order, schedule: Schedule, rank: int, options: dict[str, Any]
     ) -> None:
         import torch
-        from torch.utils.data import DataLoader
 
         self._course = course
         self.order = order
@@ -59,7 +63,7 @@ class Loader:
         )
         # Of torch's own random numbers, each epoch would take one more: also one that is resumed in its middle.
         self._chance = None if "generator" in options else torch.Generator()
-        self._torchs = DataLoader(dataset, batch_sampler=batches, **{"generator": self._chance, **options})
+        self._torchs = torchs(dataset, batches, order, {"generator": self._chance, **options})
 
     def __len__(self) -> int:
         return self.order.steps
@@ -84,11 +88,11 @@ class Loader:
             if self._is_outdated:
                 batches = self._begun()
             try:
-                batch = next(batches)
+                batch, rules = next(batches)
             except StopIteration:
                 break
             slice_ = self._handed_out.popleft()
-            self._course.fetched(slice_)
+            self._course.fetched(slice_, Handed(batch, rules, len(slice_.indices)))
             self._latest, self._is_repeated = batch, False
             yield batch
             # Also for a batch without a step.
@@ -121,12 +125,98 @@ class Loader:
             self._is_repeated = True
             return None
         slice_ = next(slices(self.order, self.schedule, self._course.progress, self.rank))
-        self._course.fetched(slice_)
         dataset, indices = self._torchs.dataset, slice_.indices
         many = getattr(dataset, "__getitems__", None)
         samples = many(indices) if many is not None else [dataset[index] for index in indices]
-        made = self._torchs.collate_fn(samples)
+        made, rules = self._torchs.collate_fn(samples)
+        self._course.fetched(slice_, Handed(made, rules, len(indices)))
         return made if kind is object else kind(made)
+
+
+def source(given: Any, global_batch: int | None, options: dict[str, Any]) -> tuple[Any, Order, dict[str, Any]]:
+    """The dataset, the order of its samples, and torch's options for loading them."""
+    rest = dict(options)
+    weights = rest.pop("weights", None)
+    if hasattr(given, "batch_sampler") and hasattr(given, "dataset"):  # a DataLoader, also torchdata's
+        if rest:
+            raise UsageError(f"{', '.join(rest)}: the DataLoader says it already", hint="say it there")
+        dataset, order, rest = _source_of_loader(given, global_batch)
+    else:
+        dataset, order, rest = _source_of_dataset(given, global_batch, rest)
+    return dataset, replace(order, weights=checked_weights(weights, len(dataset))), rest
+
+
+def _source_of_dataset(given: Any, global_batch: int | None, rest: dict[str, Any]) -> tuple[Any, Order, dict[str, Any]]:
+    _expect_numbered(given)
+    for name, instead in (("batch_size", "global_batch=, for all ranks together"), ("batch_sampler", "sampler=")):
+        if name in rest:
+            raise UsageError(f"run.loader makes the batches itself: it takes no {name}", hint=instead)
+    if global_batch is None:
+        raise UsageError("run.loader needs the size of a batch of all ranks together", hint="global_batch=512")
+    sampler, drops_last = rest.pop("sampler", None), bool(rest.pop("drop_last", False))
+    if sampler is not None and rest.pop("shuffle", None):
+        raise UsageError("a sampler has an order of its own", hint="leave out shuffle=")
+    shuffle = bool(rest.pop("shuffle", True))
+    size = _checked(global_batch)
+    if sampler is None:
+        return given, Order(len(given), size, shuffle, drops_last), rest
+    return given, order_of(sampler, size, drops_last=drops_last), rest
+
+
+def _source_of_loader(given: Any, global_batch: int | None) -> tuple[Any, Order, dict[str, Any]]:
+    from torch.utils.data import BatchSampler
+
+    _expect_numbered(given.dataset)
+    batches = type(given.batch_sampler)
+    if batches is not BatchSampler and batches.__module__ != "torchdata.stateful_dataloader.sampler":
+        kind = "no batch_size" if given.batch_sampler is None else f"a {batches.__name__}"
+        raise UsageError(
+            f"the DataLoader has {kind}: ranks share batches of a known size",
+            hint="give it a batch_size, and a sampler if the order matters",
+        )
+    # Each process of a plain DDP script loads a batch of this size.
+    size = given.batch_size * getattr(given.sampler, "num_replicas", 1) if global_batch is None else global_batch
+    options = {name: value for name in (*OPTIONS, "generator") if (value := getattr(given, name, None))}
+    return given.dataset, order_of(given.sampler, _checked(size), drops_last=given.drop_last), options
+
+
+def _checked(global_batch: Any) -> int:
+    if not isinstance(global_batch, int) or isinstance(global_batch, bool) or global_batch < 1:
+        raise UsageError(f"global_batch is not a positive number: {global_batch!r}")
+    return global_batch
+
+
+def _expect_numbered(dataset: Any) -> None:
+    from torch.utils.data import IterableDataset
+
+    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
+        raise UsageError(
+            f"{type(dataset).__name__} hands out samples in a row: without numbers, ranks cannot share them unequally, "
+            "use each of them once, and go on in the middle of an epoch",
+            hint="use a dataset with len() and [number]; or take equal batches on each rank, without run.loader",
+        )
+    if not hasattr(dataset, "__len__"):
+        raise UsageError(f"{type(dataset).__name__} has no len()", hint="ranks share the samples by their numbers")
+
+
+def expect_one_order(order: Order, seed: int, texts: Callable[[str], list[str]]) -> None:
+    """All ranks call it: of a sampler of the script, each has to get the same order, and again when it resumes."""
+    if type(order) is Order:
+        return
+    first, again = (str(order.of(seed, 0).tolist()).encode() for _ in range(2))
+    if first != again or len(set(texts(hashlib.sha256(first).hexdigest()))) > 1:
+        raise UsageError(
+            "the sampler returns another order each time, or on each rank",
+            hint="draw with torch's or Python's random numbers or with its `generator`, and nothing else",
+        )
+
+
+def torchs(dataset: Any, batches: Any, order: Order, options: dict[str, Any]) -> Any:
+    """torch's loader, whose batches come with the rules by which they can be cut."""
+    from torch.utils.data import DataLoader, default_collate
+
+    collate = Collate(options.get("collate_fn") or default_collate, is_weighted=order.weights is not None)
+    return DataLoader(dataset, batch_sampler=batches, **{**options, "collate_fn": collate})
 
 
 def _same(given: Any, handed_out: Any) -> type | None:
@@ -138,6 +228,12 @@ def _same(given: Any, handed_out: Any) -> type | None:
     if type(given) in (list, tuple) and type(handed_out) in (list, tuple) and len(given) == len(handed_out):
         return type(given) if all(one is other for one, other in zip(given, handed_out, strict=True)) else None
     return None
+
+
+def common_lead(options: Mapping[str, Any], group: Group) -> int:
+    """The largest of all ranks, which call it together."""
+    own = lead(options.get("num_workers", 0), options.get("prefetch_factor"))
+    return int(max(found for (found,) in group.numbers([float(own)])))
 
 
 def lead(num_workers: int, prefetch_factor: int | None) -> int:

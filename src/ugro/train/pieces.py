@@ -1,14 +1,32 @@
-"""Splits a batch into parts: tensors, and tuples, lists, dicts and dataclasses of them."""
+"""Splits a batch into parts of its samples. Where these are is learnt where batches are made, and never guessed.
+
+A loader collates one sample twice, and three times. What has grown by one has an entry for each sample; what is the
+same belongs to all of them, such as weights of classes or a mask. In what a script passes on, the same tensors are
+found again, by their values. Nothing that fits only by its size is cut: a sequence may be as long as its batch.
+"""
 
 from __future__ import annotations
 
+import copy
 import dataclasses
-from collections.abc import Mapping
-from typing import Any, overload
+import random
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 from ugro.core.errors import UsageError
 
-Range = tuple[int, int, int]  # begin, end, and the number of samples
+Path = tuple[Any, ...]  # of something in a batch: keys, places and names of fields
+Rule = int | str | None  # the dimension of the samples, LIST, or a reason why it cannot be cut; None: it stays whole
+Cutter = Callable[[int, int], Any]
+
+LIST = ""  # one item for each sample
+REORDERED = "collate_fn puts the samples into an order of its own, and their weights would be mixed up"
+_FEW, _MORE = 2, 3
+_PAIRS = 8  # of samples, whose order is looked at
+_HERE = "change it in the function that gets a part of the batch: parts are cut from what the loader handed out"
+_COLLATE = "collate_fn=list hands out samples as they are; put them together in the function that gets some of them"
+_NO_LOADER = "take batches from run.loader, which knows where the samples are"
 
 
 def sizes(samples: int, count: int, *, exactly: bool = False) -> list[int]:
@@ -17,62 +35,311 @@ def sizes(samples: int, count: int, *, exactly: bool = False) -> list[int]:
     return [samples // count + (number < samples % count) for number in range(count)]
 
 
-@overload
-def pieces(batch: Any, part: None) -> int: ...
-@overload
-def pieces(batch: Any, part: Range) -> Any: ...
-def pieces(batch: Any, part: Range | None) -> Any:
-    """Part of a batch; without a range, its number of samples."""
-    if part is None:
-        return _samples(batch)
-    return batch if part[1] - part[0] == part[2] else _cut(batch, part)
+class Collate:
+    """The collate function of a loader. Batches come with the rules by which they can be cut, or why they cannot."""
+
+    def __init__(self, collate: Callable[[Any], Any], *, is_weighted: bool) -> None:
+        """``is_weighted``: samples do not count the same, so their order matters."""
+        self._collate, self._is_weighted = collate, is_weighted
+        self._rules: dict[Path, Rule] | str | None = None
+
+    def __call__(self, samples: Any) -> tuple[Any, dict[Path, Rule] | str]:
+        if self._rules is None:
+            is_list = isinstance(samples, list | tuple) and len(samples) > 0
+            self._rules = self._learnt(samples) if is_list else "the dataset returns whole batches"
+        return self._collate(samples), self._rules
+
+    def _learnt(self, samples: Sequence[Any]) -> dict[Path, Rule] | str:
+        """The random numbers of the script stay as they are."""
+        found: dict[Path, Rule] = {}
+        before = _chance()
+        try:
+            _compare((), self._tried([samples[0]] * _FEW), self._tried([samples[0]] * _MORE), found)
+            is_reordered = self._is_weighted and any(self._swaps(samples[0], one) for one in samples[1 : 1 + _PAIRS])
+        except Exception as error:  # noqa: BLE001
+            return f"collating a sample {_FEW} or {_MORE} times failed ({type(error).__name__}: {error})"
+        finally:
+            _restore(before)
+        return REORDERED if is_reordered else found
+
+    def _tried(self, samples: Sequence[Any]) -> Any:
+        """Of copies, since collating may change samples, and each time with the same random numbers."""
+        before = _chance()
+        found = self._collate([copy.deepcopy(sample) for sample in samples])
+        _restore(before)
+        return found
+
+    def _swaps(self, one: Any, other: Any) -> bool:
+        """Two samples come out the same in either order, and are not the same."""
+        ordered = self._tried([one, other])
+        return _is_same(ordered, self._tried([other, one])) and not _is_same(ordered, self._tried([one, one]))
 
 
-def _samples(batch: Any) -> int:
-    found = _lengths(batch)
-    if not found:
-        raise UsageError(
-            f"a batch of type {type(batch).__name__} cannot be split",
-            hint="collate into tensors, or tuples, lists, dicts or dataclasses of them",
-        )
-    return found[0]
+class Handed:
+    """A batch as a loader handed it out, whatever the script does to it afterwards."""
+
+    def __init__(self, batch: Any, rules: dict[Path, Rule] | str, samples: int) -> None:
+        self.samples = samples
+        self.is_reordered = rules == REORDERED
+        self._reason = rules if isinstance(rules, str) else ""
+        self._things = [] if isinstance(rules, str) else list(_things((), batch, rules, samples))
+        self._lists = [one for one, rule in self._things if rule == LIST]
+        self._arrays = [(one, rule) for one, rule in self._things if _is_array(one)]
+
+    def expect_all(self, batch: Any) -> None:
+        """Raises if the script passes on fewer samples: a step is about all of them, and weights them so."""
+        counts = {self._count(one) for one in _leaves(batch) if _is_array(one) and len(one.shape)}
+        if len(counts) == 1 and (count := counts.pop()) is not None and count < self.samples:
+            raise UsageError(
+                f"the loader handed out {self.samples} samples, and the step gets {count} of them",
+                hint="give it all of them; what is left out in the function that computes the loss counts as there",
+            )
+
+    def _count(self, one: Any) -> int | None:
+        """Of samples, if it has the shape of a tensor of this batch but for their number."""
+        counts = [
+            int(one.shape[rule])
+            for other, rule in self._arrays
+            if isinstance(rule, int)
+            and len(one.shape) == len(other.shape)
+            and all(one.shape[at] == size for at, size in enumerate(other.shape) if at != rule)
+        ]
+        return max(counts, default=None)
+
+    def cutter(self, batch: Any) -> Cutter:
+        """Cuts parts from what the script passes on."""
+        if self._reason:
+            raise UsageError(f"the batch cannot be divided: {self._reason}", hint=_COLLATE)
+        return self._cutter((), batch)
+
+    def _cutter(self, path: Path, one: Any) -> Cutter:
+        if _is_array(one):
+            rule = self._rule(path, one)
+            if rule is None:
+                return lambda begin, end: one
+            before = (slice(None),) * rule
+            return lambda begin, end: one[(*before, slice(begin, end))]
+        if isinstance(one, list | tuple) and any(_is_same(one, other) for other in self._lists):
+            return lambda begin, end: one[begin:end]
+        children = _children(one)
+        if children is None:
+            self._check(path, one)
+            return lambda begin, end: one
+        cutters = {key: self._cutter((*path, key), child) for key, child in children.items()}
+        return lambda begin, end: _rebuilt(one, {key: cut(begin, end) for key, cut in cutters.items()})
+
+    def _rule(self, path: Path, one: Any) -> int | None:
+        alike = [(other, rule) for other, rule in self._arrays if tuple(one.shape) == tuple(other.shape)]
+        found = {rule for other, rule in alike if _is_alias(one, other)}
+        found = found or {rule for other, rule in alike if _is_equal(one, other)}
+        if not found and not len(one.shape):
+            return None
+        if not found:
+            raise UsageError(
+                f"the batch cannot be divided: {_name(path)} ({_shape(one)}) is not what the loader handed out",
+                hint=_HERE,
+            )
+        if len(found) > 1:
+            raise UsageError(
+                f"the batch cannot be divided: {_name(path)} ({_shape(one)}) may be one of two tensors", hint=_HERE
+            )
+        rule = found.pop()
+        if isinstance(rule, str):
+            raise UsageError(f"the batch cannot be divided: {_name(path)} {rule}", hint=_COLLATE)
+        return rule
+
+    def _check(self, path: Path, one: Any) -> None:
+        """Of what is no tensor, and holds none that we know of."""
+        for other, rule in self._things:
+            if rule and isinstance(rule, str) and (one is other or (_is_plain(one) and _is_same(one, other))):
+                raise UsageError(f"the batch cannot be divided: {_name(path)} {rule}", hint=_COLLATE)
+        if not _is_plain(one) and not any(one is other for other, _ in self._things):
+            raise UsageError(
+                f"the batch cannot be divided: {_name(path)} is a {type(one).__name__}, which may hold samples",
+                hint=_HERE,
+            )
 
 
-def _lengths(batch: Any) -> list[int]:
-    """The number of samples of the tensors in it."""
-    if hasattr(batch, "shape"):
-        return [int(batch.shape[0])] if len(batch.shape) else []
-    return [length for child in _children(batch) for length in _lengths(child)]
+class Parts:
+    """What a step computes, in one or several parts."""
+
+    def __init__(self, batch: Any, handed: Handed | None) -> None:
+        """``handed``: what the loader handed out last; None: it comes from elsewhere, and stays whole."""
+        self.batch = batch
+        self.samples = 1 if handed is None else handed.samples
+        self._handed = handed
+        self._cutter: Cutter | None = None
+        if handed is not None:
+            handed.expect_all(batch)
+
+    def part(self, begin: int, end: int) -> Any:
+        if end - begin == self.samples:
+            return self.batch
+        self.expect_divisible()
+        assert self._cutter is not None
+        return self._cutter(begin, end)
+
+    def expect_divisible(self) -> None:
+        """Raises if nobody knows where the samples are."""
+        if self._cutter is None:
+            if self._handed is None:
+                raise UsageError("a batch that is not from run.loader cannot be divided", hint=_NO_LOADER)
+            self._cutter = self._handed.cutter(self.batch)
 
 
-def _children(batch: Any) -> list[Any]:
+# --- learning ---------------------------------------------------------------------------------------------------
+
+
+def _compare(path: Path, few: Any, more: Any, found: dict[Path, Rule]) -> None:
+    if _is_array(few) and _is_array(more):
+        found[path] = _compared(few, more)
+    elif type(few) is not type(more):
+        found[path] = f"is a {type(few).__name__} with {_FEW} samples and a {type(more).__name__} with {_MORE}"
+    elif isinstance(few, list | tuple) and (len(few), len(more)) == (_FEW, _MORE):
+        found[path] = LIST
+    elif (first := _children(few)) is not None and (second := _children(more)) is not None:
+        if list(first) != list(second):
+            found[path] = f"has {len(first)} items with {_FEW} samples and {len(second)} with {_MORE}"
+            return
+        for key, child in first.items():
+            _compare((*path, key), child, second[key], found)
+    elif few is more or (_is_plain(few) and few == more):
+        found[path] = None
+    else:
+        found[path] = f"is a {type(few).__name__} that depends on the number of samples"
+
+
+def _compared(few: Any, more: Any) -> Rule:
+    one, other = tuple(few.shape), tuple(more.shape)
+    if one == other:
+        return None if _is_equal(few, more) else "has values that depend on the number of samples"
+    places = [place for place, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]]
+    if len(one) == len(other) and len(places) == 1 and (one[places[0]], other[places[0]]) == (_FEW, _MORE):
+        return places[0]
+    return f"is {_shape(few)} with {_FEW} samples and {_shape(more)} with {_MORE}"
+
+
+def _things(path: Path, one: Any, rules: dict[Path, Rule], samples: int) -> Iterator[tuple[Any, Rule]]:
+    """Everything in a batch, as it is now, with its rule."""
+    if path in rules:
+        rule = rules[path]
+        if rule == LIST:
+            is_fit = isinstance(one, list | tuple) and len(one) == samples
+            yield (list(one), LIST) if is_fit else (one, "has not one item for each sample")
+            return
+        if _is_array(one):
+            if isinstance(rule, int) and (len(one.shape) <= rule or one.shape[rule] != samples):
+                rule = f"is {_shape(one)} with {samples} samples"
+            one = one.detach() if hasattr(one, "detach") else one  # its shape is that of now
+        yield one, rule
+        return
+    children = _children(one)
+    if children is None:
+        yield one, "is new in this batch"
+        return
+    for key, child in children.items():
+        yield from _things((*path, key), child, rules, samples)
+
+
+# --- batches ----------------------------------------------------------------------------------------------------
+
+
+def _children(batch: Any) -> dict[Any, Any] | None:
     if isinstance(batch, Mapping):
-        return list(batch.values())
+        return dict(batch)
     if isinstance(batch, list | tuple):
-        return list(batch)
-    if dataclasses.is_dataclass(batch):
-        return [getattr(batch, field.name) for field in dataclasses.fields(batch)]
-    return []
-
-
-def _cut(batch: Any, part: Range) -> Any:
-    begin, end, samples = part
-    if hasattr(batch, "shape"):
-        return batch[begin:end] if len(batch.shape) and batch.shape[0] == samples else batch
-    if isinstance(batch, list | tuple) and len(batch) == samples and not _lengths(batch):
-        return batch[begin:end]  # one text or similar per sample
-    return _cut_children(batch, part)
-
-
-def _cut_children(batch: Any, part: Range) -> Any:
-    if isinstance(batch, Mapping):
-        cut = {name: _cut(value, part) for name, value in batch.items()}
-        return cut if type(batch) is dict else type(batch)(cut)  # type: ignore[call-arg]
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(_cut(value, part) for value in batch))
-    if isinstance(batch, list | tuple):
-        return type(batch)(_cut(value, part) for value in batch)
+        return dict(enumerate(batch))
     if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
-        fields = {field.name: _cut(getattr(batch, field.name), part) for field in dataclasses.fields(batch)}
-        return dataclasses.replace(batch, **fields)
-    return batch
+        return {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch)}
+    return None
+
+
+def _leaves(batch: Any) -> Iterator[Any]:
+    children = _children(batch)
+    if children is None:
+        yield batch
+    else:
+        for child in children.values():
+            yield from _leaves(child)
+
+
+def _rebuilt(batch: Any, children: dict[Any, Any]) -> Any:
+    if isinstance(batch, Mapping):
+        return children if type(batch) is dict else type(batch)(children)  # type: ignore[call-arg]
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*children.values())
+    if isinstance(batch, list | tuple):
+        return type(batch)(children.values())
+    return dataclasses.replace(batch, **children)
+
+
+def _is_array(one: Any) -> bool:
+    return hasattr(one, "shape") and hasattr(one, "dtype") and hasattr(one, "__getitem__")
+
+
+def _is_plain(one: Any) -> bool:
+    return one is None or isinstance(one, bool | int | float | complex | str | bytes)
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    """Also on another device, in another precision, in a tuple instead of a list."""
+    if one is other:
+        return True
+    if _is_array(one) or _is_array(other):
+        return _is_array(one) and _is_array(other) and tuple(one.shape) == tuple(other.shape) and _is_equal(one, other)
+    first, second = _children(one), _children(other)
+    if first is not None and second is not None:
+        return list(first) == list(second) and all(_is_same(child, second[key]) for key, child in first.items())
+    return _is_plain(one) and type(one) is type(other) and bool(one == other)
+
+
+def _is_equal(one: Any, other: Any) -> bool:
+    """``one`` may have been moved or converted; both have the same shape."""
+    import torch
+
+    if _is_alias(one, other):
+        return True
+    try:
+        one = torch.as_tensor(one).detach().cpu()
+        other = torch.as_tensor(other).detach().to("cpu", one.dtype)
+        return bool(((one == other) | ((one != one) & (other != other))).all())
+    except (TypeError, ValueError, RuntimeError):  # texts, or nested and sparse tensors
+        return False
+
+
+def _is_alias(one: Any, other: Any) -> bool:
+    """The same memory in the same order."""
+    import torch
+
+    if not all(isinstance(each, torch.Tensor) and each.layout == torch.strided for each in (one, other)):
+        return one is other
+    return (one.data_ptr(), one.stride(), one.dtype, one.device) == (
+        other.data_ptr(), other.stride(), other.dtype, other.device
+    )  # fmt: skip
+
+
+def _shape(one: Any) -> str:
+    return " × ".join(map(str, one.shape)) or "a number"
+
+
+def _name(path: Sequence[Any]) -> str:
+    return "batch" + "".join(f"[{key!r}]" for key in path)
+
+
+# --- chance -----------------------------------------------------------------------------------------------------
+
+
+def _chance() -> tuple[Any, Any, Any]:
+    import torch
+
+    numpy = sys.modules.get("numpy")
+    return torch.get_rng_state(), random.getstate(), None if numpy is None else numpy.random.get_state()
+
+
+def _restore(state: tuple[Any, Any, Any]) -> None:
+    import torch
+
+    torch.set_rng_state(state[0])
+    random.setstate(state[1])
+    if state[2] is not None:
+        sys.modules["numpy"].random.set_state(state[2])

@@ -18,27 +18,31 @@ from ugro.policy.balance.advice import Advice
 from ugro.policy.balance.mode import Mode
 from ugro.policy.balance.planner import Balancer, Batch
 from ugro.policy.local.sync import Sync, SyncOptions, chosen
-from ugro.train import batchnorm, checkpoint, loader, saving, start
+from ugro.policy.training.nan import OnNan, on_nan
+from ugro.train import batchnorm, checkpoint, ended, loader, saving, start
 from ugro.train.balance import Balance
 from ugro.train.elastic.membership import Elastic
 from ugro.train.elastic.trainee import ElasticRun
-from ugro.train.guard import LossFunction, guard_of
+from ugro.train.finite import Finite
+from ugro.train.guard import Gradients, LossFunction, guard_of
 from ugro.train.loader import Loader
 from ugro.train.local.loader import LocalLoader
 from ugro.train.local.mode import LocalMode, refuse_holes
 from ugro.train.local.stepping import LocalStepping
 from ugro.train.metrics import Metrics, kept
+from ugro.train.notices import Notices
 from ugro.train.parallel import spread
 from ugro.train.parallel.blocks import described, gradient_bytes, optimizer_bytes
 from ugro.train.parallel.way import Way, distinct, of_units
 from ugro.train.part import PartOfShare
-from ugro.train.sampler import Order, Progress, Schedule, Slice
+from ugro.train.sampler import Order, Progress, Schedule
 from ugro.train.saving import Target
 from ugro.train.step import Step
 from ugro.train.stepping import Stepping
 from ugro.train.surroundings import Surroundings, mode
 from ugro.train.telemetry import History
 from ugro.train.trial import Trial, Wish, leave
+from ugro.train.waiting import Patience
 
 _LEAST_WITH_BATCH_NORM = 8
 _CHECKPOINTS_KEPT = 3
@@ -59,10 +63,13 @@ def init(
 
     ``balance`` is off, static or adaptive; ``speeds`` are the initial speeds of the ranks; ``resume`` is a checkpoint
     or a folder of checkpoints. ``sync="local"`` averages models in rounds of ``round_s`` seconds instead of exchanging
-    gradients in every step; ``max_staleness`` and ``outer`` belong to it.
+    gradients in every step; ``max_staleness`` and ``outer`` belong to it. ``nan`` is what to do
+    about a loss or gradients that are not finite: stop, skip or ignore.
     """
     surroundings = Surroundings.of(os.environ)
     surroundings = replace(surroundings, sync=chosen(surroundings.sync, sync))
+    if (choice := sync.get("nan")) is not None:
+        surroundings = replace(surroundings, nan=on_nan(choice))
     if balance is not None:
         surroundings = replace(surroundings, mode=mode(balance))
     if speeds:
@@ -76,6 +83,7 @@ def init(
         how = surroundings.mode if wish.is_joint else Mode.OFF
         is_local = surroundings.sync.is_local
         surroundings = replace(surroundings, resume=None, mode=how, sync=Sync(), is_trial_of_local=is_local)
+        surroundings = replace(surroundings, nan=OnNan.IGNORE)
     return Run(surroundings, seed, checkpoints_kept)
 
 
@@ -96,10 +104,17 @@ class Run:
         self._local = LocalMode.of(surroundings.sync, self.ranks, self._resumed, self._elastic is not None)
         kind = Stepping if self._local is None else LocalStepping
         self._stepping = kind(self._group, History(start.clock(self.device)), self._balance, self.progress)
+        self._notices = Notices(surroundings.run_folder, start.run_name(surroundings), number)
+        self._stepping.finite = Finite(surroundings.nan, self._stepping._history.clock, self._notices)
+        if self._elastic is None and self.ranks > 1:  # there, a rank that does not come is left behind
+            waiting = Patience(self._group, self.progress, surroundings.rank_timeout_s, self._notices)
+            self._group.together = waiting.together
         self._stepping.tracer = self._tracer = start.tracer(surroundings, number, self.device)
         self._stepping.part = PartOfShare(surroundings.run_folder, start.run_name(surroundings))
         self._stepping.trial = self._trial = Trial.of(surroundings, self._group, main)
         self._kept = self._stepping.kept
+        stepping = self._stepping
+        self.fetching, self.fetched, self.exhausted = stepping.fetching, stepping.fetched, stepping.exhausted
         self._elastic_run = ElasticRun(
             self.progress, self._kept, self._stepping, self._balance, self._metrics, surroundings.mode, all_speeds,
             self._introduce,
@@ -110,16 +125,18 @@ class Run:
         self._loader: Loader | LocalLoader | None = None
         self._epochs: int | None = None
         self._guard: Any = None  # runs complete steps
+        self._gradients = Gradients()
         self._least = self._least_in_company = 1
         start.seed_generators(seed)
         self._listen()
         self._prepare_end(names)
 
     def _prepare_end(self, names: list[str]) -> None:
-        # Exit handlers run in reverse order: the writer's, registered with its first record, runs before these two.
+        # Exit handlers run in reverse order: the writer's, registered with its first record, runs before these.
         if self.device.type == "cpu":  # NCCL's threads might wait for dead peers
             atexit.register(self._part)
         atexit.register(self._end_at_once)
+        ended.note_at_exit()
         if self.is_main:
             self._introduce(names)
             atexit.register(self._balance.close)
@@ -185,7 +202,9 @@ class Run:
             self._least_in_company = _LEAST_WITH_BATCH_NORM
         if self._group.is_distributed and batchnorm.has_batch_norm(model):
             if sync_batchnorm:
-                model = batchnorm.synchronised(model, self._stepping.company)
+                model = batchnorm.synchronised(
+                    model, self._stepping.company, is_on_gpu=self.device.type == "cuda"
+                )
             else:
                 batchnorm.warn_of_local(self.ranks)
                 self._least = self._elastic_run.least = _LEAST_WITH_BATCH_NORM
@@ -226,27 +245,33 @@ class Run:
     # --- data ---------------------------------------------------------------------------------------------------
 
     def loader(
-        self, dataset: Any, *, global_batch: int, shuffle: bool = True, drop_last: bool = False, granule: int = 1,
-        seed: int | None = None, **options: Any,
+        self, dataset: Any, *, global_batch: int | None = None, granule: int | None = None, seed: int | None = None,
+        **options: Any,
     ) -> Loader | LocalLoader:  # fmt: skip
-        """This rank's share of each global batch. ``options`` are torch's: num_workers, collate_fn, pin_memory…
+        """This rank's share of each global batch of a dataset, or of what a DataLoader of torch's would load.
 
-        With ``weights``, one number per sample such as its number of tokens, losses are means over these.
+        ``options`` are torch's: shuffle (the default), drop_last, sampler, num_workers, collate_fn, pin_memory… Shares
+        are multiples of ``granule``, as far as the batch allows: 8 on GPUs, less for small batches, 1 on CPUs. With
+        ``weights``, one number per sample such as its number of tokens, losses are means over these.
         """
         if self._loader is not None:
             raise UsageError("a run has one training loader", hint="use torch's own DataLoader for evaluation")
-        weights = loader.checked_weights(options.pop("weights", None), len(dataset))
+        dataset, order, options = loader.source(dataset, global_batch, options)
         if seed is not None and self._resumed is None:
             self.progress.seed = seed
-        order = Order(len(dataset), global_batch, shuffle, drop_last, weights)
+        loader.expect_one_order(order, self.progress.seed, self._group.texts)
+        global_batch = order.global_batch
         if self._local is not None:
             return self._local_loader(self._local, dataset, order, options)
         names = self._balance.names
+        granule = start.granule(self.device, global_batch, len(names)) if granule is None else granule
+        if granule < 1:
+            raise UsageError(f"granule is not a positive number: {granule}", hint="leave it out, or granule=8")
         batch = Batch(global_batch, names, min(self._least, global_batch // len(names)), granule)
         balancer = Balancer(batch, self.surroundings.mode, of_units(self.surroundings.speeds, self._stepping.units))
         if self._resumed is not None:
             self._restore_balance(balancer, global_batch)
-        schedule = Schedule(balancer.plan, self._lead(options))
+        schedule = Schedule(balancer.plan, loader.common_lead(options, self._group))
         self._balance.begin(balancer, schedule)
         made = Loader(self, dataset, order, schedule, self._unit, options)
         self._loader = self._elastic_run.loader = made
@@ -264,10 +289,6 @@ class Run:
             local.restore(self._resumed.get("local"))
         self._announce()
         return made
-
-    def _lead(self, options: dict[str, Any]) -> int:
-        own = loader.lead(options.get("num_workers", 0), options.get("prefetch_factor"))
-        return int(max(lead for (lead,) in self._group.numbers([float(own)])))
 
     def _restore_balance(self, balancer: Balancer, global_batch: int) -> None:
         assert self._resumed is not None
@@ -314,6 +335,15 @@ class Run:
 
     # --- a step -------------------------------------------------------------------------------------------------
 
+    def backward(self, loss: Any, *, scaler: Any = None) -> None:
+        """A step without a block: backward of the mean loss over this rank's share of the loader's latest batch."""
+        with self._block(begins_with_batch=True) as step:
+            step.backward(step.loss(loss), scaler=scaler)
+
+    def mean(self, loss: Any) -> float:
+        """The mean loss of the latest step over the samples of all ranks. All ranks call it, after the step."""
+        return self._stepping.mean(float(loss))
+
     @overload
     def step(self) -> Step: ...
     @overload
@@ -321,27 +351,22 @@ class Run:
     def step(self, loss_fn: LossFunction | None = None, batch: Any = None, *, scaler: Any = None) -> Any:
         """``with run.step() as step:``, or with arguments the complete step, which survives running out of memory."""
         if loss_fn is None:
-            if self._stepping.way is not None:
-                self._stepping.way.check_block()
-            return Step(self._stepping)
+            return self._block(begins_with_batch=False)
         if self._guard is None:
-            if self._stepping.model is None:
-                raise UsageError("there is no model yet", hint="model = run.wrap(model)")
-            self._guard = guard_of(self._stepping)
+            self._guard = guard_of(self._stepping, batch)
             if self._balance.balancer is not None:
                 self._balance.balancer.can_accumulate = True
-        if self._elastic is not None:
-            return self._elastic.step(self._guard, loss_fn, batch, scaler)
-        return self._guard.step(loss_fn, batch, scaler)
+        self._stepping.begins_with_batch = False
+        with self._gradients.added(self._stepping):
+            if self._elastic is not None:
+                return self._elastic.step(self._guard, loss_fn, batch, scaler)
+            return self._guard.step(loss_fn, batch, scaler)
 
-    def fetching(self) -> None:
-        self._stepping.fetching()
-
-    def fetched(self, slice_: Slice) -> None:
-        self._stepping.fetched(slice_)
-
-    def exhausted(self) -> None:
-        self._stepping.exhausted()
+    def _block(self, *, begins_with_batch: bool) -> Step:
+        if self._stepping.way is not None:
+            self._stepping.way.check_block()
+        self._stepping.begins_with_batch = begins_with_batch
+        return Step(self._stepping)
 
     def boundary(self) -> None:
         """Runs between two steps, the same two on all ranks, and ends the run if it was asked to stop."""
@@ -413,6 +438,7 @@ class Run:
         return path
 
     def _save(self) -> Path | None:
+        self._stepping.expect_finite()
         states = [content.decode() for content in self._group.contents(checkpoint.random_state())]
         balancer = self._balance.balancer
         about = {

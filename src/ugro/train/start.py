@@ -6,7 +6,8 @@ import random
 from pathlib import Path
 from typing import Any
 
-from ugro.train.clock import CpuClock, CudaClock
+from ugro.policy.balance.split import granule_for_gpus
+from ugro.train.clock import Clock, CpuClock, CudaClock
 from ugro.train.sampler import Order, Progress
 from ugro.train.surroundings import Surroundings
 from ugro.train.trace import Tracer
@@ -34,8 +35,13 @@ def metrics_path(output: Path, rank: int) -> Path:
     return output / ("metrics.jsonl" if rank == 0 else f"metrics.rank_{rank}.jsonl")
 
 
-def clock(device: Any) -> CudaClock | CpuClock:
+def clock(device: Any) -> Clock:
     return CudaClock() if device.type == "cuda" else CpuClock()
+
+
+def granule(device: Any, global_batch: int, ranks: int) -> int:
+    """Returns the number of which shares are multiples, if the script does not say it."""
+    return granule_for_gpus(global_batch, ranks) if device.type == "cuda" else 1
 
 
 def tracer(surroundings: Surroundings, rank: int, device: Any) -> Tracer:

@@ -10,6 +10,7 @@ from pathlib import Path
 from ugro.core.errors import UsageError
 from ugro.policy.balance.mode import Mode
 from ugro.policy.local.sync import Sync, SyncMode, outer, sync_mode
+from ugro.policy.training.nan import OnNan, on_nan
 
 RANK_TIMEOUT_S = 300.0
 _OUTPUT = "ugro_output"
@@ -31,6 +32,7 @@ class Surroundings:
     run_folder: Path | None = None  # of this attempt on this node, where UGRO writes requests
     trial: str | None = None  # what to measure, if this is not the training itself
     sync: Sync = field(default_factory=Sync)
+    nan: OnNan = OnNan.STOP
     is_trial_of_local: bool = False  # a trial exchanges in every step; the training itself would not
     min_ranks: int | None = None  # with as many the training goes on when others are lost; None: with all only
     rank_timeout_s: float = RANK_TIMEOUT_S  # a rank that keeps the others waiting for longer is lost
@@ -56,6 +58,7 @@ class Surroundings:
             run_folder=Path(env["UGRO_RUN_DIR"]) if env.get("UGRO_RUN_DIR") else None,
             trial=env.get("UGRO_TRIAL") or None,
             sync=_sync(env),
+            nan=on_nan(env.get("UGRO_NAN") or OnNan.STOP),
             min_ranks=_whole(env, "UGRO_MIN_RANKS", 0) or None,
             rank_timeout_s=_seconds(env, "UGRO_RANK_TIMEOUT_S", RANK_TIMEOUT_S),
             meeting=(env["MASTER_ADDR"], _whole(env, "MASTER_PORT", 0)) if env.get("MASTER_ADDR") else None,

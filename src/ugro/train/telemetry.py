@@ -10,9 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ugro.train.clock import CpuClock, CudaClock, Moments, after_ready, phases
+from ugro.policy.training.nan import Wrong
+from ugro.train.clock import Clock, Moments, after_ready, phases
 
-_STOP, _OUT_OF_MEMORY, _UNCLEAN, _REGROUPS = 1, 2, 4, 8
+_STOP, _OUT_OF_MEMORY, _UNCLEAN, _REGROUPS, _HARMLESS, _CAP_ESTIMATED = 1, 2, 4, 8, 16, 32
+_WRONG = (None, Wrong.LOSS, Wrong.GRADIENTS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,24 +38,32 @@ class Word:
     trace_steps: int = 0  # steps to record from the next one on, as requested from the main rank
     part: float = 1.0  # of an equal share, the most that this rank is to take
     regroups: bool = False  # a rank waits to join
+    is_cap_estimated: bool = False  # and not found out by running out of memory
+    position: tuple[int, int] = (-1, -1)  # the epoch and the step in which it is sent
+    not_finite: Wrong | None = None
+    wrong_step: int = -1  # in which that was
+    is_harmless: bool = False  # nothing of it comes into the model
 
     def numbers(self) -> list[float]:
         flags = _STOP * self.stops + _OUT_OF_MEMORY * self.is_out_of_memory + _UNCLEAN * (not self.is_clean)
-        flags += _REGROUPS * self.regroups
+        flags += _REGROUPS * self.regroups + _HARMLESS * self.is_harmless + _CAP_ESTIMATED * self.is_cap_estimated
         return [
             *(float(flags), float(self.cap or 0), float(self.step), float(self.share), float(self.micro_batches)),
             *(self.own_s, self.data_s, self.forward_s, self.backward_s, self.loss, self.tail_s, self.optimizer_s),
-            *(float(self.trace_steps), self.part),
+            *(float(self.trace_steps), self.part, *map(float, self.position)),
+            *(float(_WRONG.index(self.not_finite)), float(self.wrong_step)),
         ]
 
     @classmethod
     def of(cls, numbers: Sequence[float]) -> Word:
         flags, cap, step, share, micro_batches = (int(number) for number in numbers[:5])
-        own_s, data_s, forward_s, backward_s, loss, tail_s, optimizer_s, trace_steps, part = numbers[5:]
+        own_s, data_s, forward_s, backward_s, loss, tail_s, optimizer_s, trace_steps, part = numbers[5:14]
+        epoch, at, wrong, wrong_step = (int(number) for number in numbers[14:])
         return cls(
             bool(flags & _STOP), bool(flags & _OUT_OF_MEMORY), not flags & _UNCLEAN, cap or None, step, share,
             micro_batches, own_s, data_s, forward_s, backward_s, loss, tail_s, optimizer_s, int(trace_steps), part,
-            bool(flags & _REGROUPS),
+            bool(flags & _REGROUPS), bool(flags & _CAP_ESTIMATED), (epoch, at), _WRONG[wrong], wrong_step,
+            bool(flags & _HARMLESS),
         )  # fmt: skip
 
 
@@ -69,23 +79,31 @@ def of_units(words: Sequence[Word], units: Sequence[int]) -> list[Word]:
 
 def _together(words: Sequence[Word]) -> Word:
     slowest = max(words, key=lambda word: word.own_s)
+    smallest = min(words, key=lambda word: math.inf if word.cap is None else word.cap)
     return replace(
         slowest,
         stops=any(word.stops for word in words),
         is_out_of_memory=any(word.is_out_of_memory for word in words),
         is_clean=all(word.is_clean for word in words),
-        cap=min((word.cap for word in words if word.cap is not None), default=None),
+        cap=smallest.cap,
+        is_cap_estimated=smallest.is_cap_estimated,
         step=min(word.step for word in words),
         data_s=max(word.data_s for word in words),
         trace_steps=words[0].trace_steps,
         part=min(word.part for word in words),
+        **_wrong(words),
     )
+
+
+def _wrong(words: Sequence[Word]) -> dict[str, Any]:
+    one = next((word for word in words if word.not_finite is not None), words[0])
+    return {"not_finite": one.not_finite, "wrong_step": one.wrong_step, "is_harmless": one.is_harmless}
 
 
 class History:
     """The newest steps of this rank."""
 
-    def __init__(self, clock: CpuClock | CudaClock) -> None:
+    def __init__(self, clock: Clock) -> None:
         self.clock = clock
         self._steps: list[Moments] = []
 
@@ -122,7 +140,7 @@ class History:
     ) -> Word:
         """The numbers of the newest step whose moments can be read, and of the one before it."""
         measured, finished = self._at(-1 - self.clock.lag), self._at(-2 - self.clock.lag)
-        if measured is None or is_out_of_memory:
+        if measured is None or measured.ready is None or is_out_of_memory:
             return Word(stops, is_out_of_memory, False, cap, trace_steps=trace_steps, part=part)
         found = phases(self.clock, measured)
         tail_s, optimizer_s = after_ready(self.clock, finished) if finished is not None else (0.0, 0.0)

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 from ugro.core.errors import UsageError
 from ugro.policy.local.sync import SyncMode
 from ugro.train.group import Group
-from ugro.train.memory import SavedForBackward
+from ugro.train.memory import DeviceMemory, SavedForBackward, memory_of
 from ugro.train.metrics import Metrics
 from ugro.train.surroundings import Surroundings
 
@@ -65,6 +65,7 @@ class Wish:
 class Trial:
     def __init__(self, wish: Wish, group: Group, metrics: Metrics | None, *, is_of_local: bool = False) -> None:
         """``metrics`` is given on the main rank only. ``is_of_local``: the training itself would be local SGD."""
+        self.device_memory: DeviceMemory | None = memory_of(group.device)
         self.wish = wish
         self.is_over = False
         self._group = group
@@ -129,7 +130,8 @@ class Trial:
 
     def end(self, gradient_bytes: int, optimizer_bytes: int, *, can_accumulate: bool) -> None:
         """Records what steps do not say. All ranks call it after the same step."""
-        own = (*self._memory, self._device_memory(), self._saved.per_sample)
+        usable = 0 if self.device_memory is None else self.device_memory.usable()
+        own = (*self._memory, usable, self._saved.per_sample)
         gathered = self._group.gather([float(one) for one in own]).wait()
         self._facts |= {
             "can_accumulate": can_accumulate,
@@ -161,13 +163,6 @@ class Trial:
         place = step // _BLOCK % 2
         self._memory[place] = max(self._memory[place], torch.cuda.max_memory_allocated(self._group.device))
         torch.cuda.reset_peak_memory_stats(self._group.device)
-
-    def _device_memory(self) -> int:
-        if self._group.device.type != "cuda":
-            return 0
-        import torch
-
-        return int(torch.cuda.get_device_properties(self._group.device).total_memory)
 
 
 class _Exchanges:

@@ -162,7 +162,7 @@ def _node_plan(job: Job, node: str, ranks: tuple[RankPlan, ...], surroundings: S
     if made is None:
         return NodePlan(node, ranks, job.spec.cwd, sdk=sdk)
     # One that a user has made is not UGRO's to keep from being removed.
-    name = made.name if made.installer else None
+    name = made.name if made.is_made else None
     return NodePlan(node, ranks, job.spec.cwd, name, (str(PurePosixPath(made.python).parent),), sdk)
 
 
@@ -199,7 +199,7 @@ def _environment(
     given = dict(job.spec.env)
     own = surroundings.node_env.get(share.node, {})
     defaults = {**defaults, **_speeds(surroundings.speeds)}
-    modes = {"UGRO_BALANCE": job.spec.balance, "UGRO_SYNC": job.spec.train_sync}
+    modes = {"UGRO_BALANCE": job.spec.balance, "UGRO_SYNC": job.spec.train_sync, "UGRO_NAN": job.spec.nan}
     env = {
         **{name: value for name, value in defaults.items() if name not in own},
         **given,
@@ -243,7 +243,7 @@ def _rank_variables(job: Job, group: _Group, local: int) -> Env:
 
 
 def _defaults(job: Job, group: _Group, surroundings: Surroundings) -> Env:
-    env = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "1", **_interface(_rendezvous(surroundings), group.node)}
+    env = _interface(_rendezvous(surroundings), group.node)
     # As torchrun does: several processes that each use all cores are slower than one.
     several = {"OMP_NUM_THREADS": "1"} if group.size > 1 else {}
     return {**env, **several, **_threads(job, group.share, group.size)}
@@ -283,7 +283,8 @@ def _master_variables(surroundings: Surroundings) -> Env:
 
 def _interface(rendezvous: Rendezvous, node: str) -> Env:
     name = dict(rendezvous.interfaces).get(node)
-    return {"NCCL_SOCKET_IFNAME": name, "GLOO_SOCKET_IFNAME": name} if name else {}
+    # NCCL takes all interfaces that begin with a name, without the sign; Gloo takes the one that has it.
+    return {"NCCL_SOCKET_IFNAME": f"={name}", "GLOO_SOCKET_IFNAME": name} if name else {}
 
 
 def _rendezvous(surroundings: Surroundings) -> Rendezvous:

@@ -18,7 +18,7 @@ from ugro.workloads.sent import program_argv, program_env
 SETTINGS, TOKEN = "UGRO_RAY", "UGRO_RAY_TOKEN"
 _MODULES = (
     "ugro.workloads.on_node.processes",
-    *(f"ugro.workloads.ray_node.{name}" for name in ("rules", "machine", "rank", "driver", "main")),
+    *(f"ugro.workloads.ray_node.{name}" for name in ("rules", "machine", "start", "rank", "driver", "main")),
 )
 _RETRIES = 10
 _GRACE_S = 25.0  # more than the program itself gives Ray
@@ -49,6 +49,7 @@ def head_job(cluster: RayCluster, ray: RaySettings) -> JobSpec:
         "cpus": 0,
         "dashboard_port": head.dashboard_port,
         "dashboard_host": ray.dashboard_host,
+        "client_port": head.client_port,
         "state": head.state_folder,
         "labels": {"ugro-node": head.node},
     }
@@ -131,7 +132,7 @@ def _job(cluster: RayCluster, name: str, python: str, settings: Mapping[str, Any
     return JobSpec(
         name=name,
         argv=rank_argv(_ENVIRONMENTS_PYTHON if cluster.environment else python, str(settings["role"]), cluster.name),
-        env=tuple(sorted(rank_env(settings, cluster.token).items())),
+        env=tuple(sorted({**dict(cluster.wish.env), **rank_env(settings, cluster.token)}.items())),
         priority=cluster.wish.priority,
         time_limit_s=cluster.wish.time_limit_s,
         retry=Retry(_RETRIES, never_on=(f"exit_code:{LASTING}",)),

@@ -239,6 +239,10 @@ def test_a_member_does_not_learn_which_files_there_are(tmp_path: Path) -> None:
             answers = [await said(api, ANN, "/", command=[name]) for name in (there, missing)]
             assert answers[0].replace("secret", "none") == answers[1]
             assert "is not sent to the nodes" in await said(api, OWNER, "/", command=[there])
+            for command in ([f"/{there}"], ["python3", f"/{there}"]):  # as if it were a script to be sent
+                other = [word.replace("secret", "none") for word in command]
+                answers = [await said(api, ANN, str(far), command=words) for words in (command, other)]
+                assert answers[0].replace("secret", "none") == answers[1]
 
     async def on_this_machine() -> None:
         async with running_agent(near) as (_, api):

@@ -54,27 +54,6 @@ def ray(name: str, user: str, state: ClusterState = ClusterState.ACTIVE) -> RayC
     return RayCluster(0, f"{name}-{user}", user, ClusterWish(name=name), HEAD, f"token of {user}", state=state)
 
 
-def test_an_application_gets_no_ray_cluster_of_somebody_else(tmp_path: Path) -> None:
-    fields = {"name": "mine", "sync": False, "cwd": "/"}
-    request = {
-        "submit": {"user": "", "key": "k", "fields": fields, "env": {}},
-        "options": {"engine": "ray-serve", "application": "app:app", "cluster": "anns-ray", "replicas": 1},
-    }
-
-    async def scenario() -> None:
-        async with running_agent(tmp_path) as (agent, api):
-            await agent.store.ray_clusters.add(ray("anns-ray", "ann"))
-            refused = await ask(api, "POST", "/v1/services", caller=BOB, body=request)
-            assert refused.kind == "not_allowed", refused.body
-            assert b"the Ray cluster anns-ray is ann's" in refused.body
-            assert await agent.store.services.newest(9) == []
-            for caller in (ANN, OPERATOR):
-                allowed = await ask(api, "POST", "/v1/services", caller=caller, body=request)
-                assert b"is ann's" not in allowed.body, "what its node lacks is another matter"
-
-    asyncio.run(scenario())
-
-
 def test_a_service_is_updated_by_its_own_user_alone(tmp_path: Path) -> None:
     """What an operator gives it would run with its variables, in the account of its user."""
 

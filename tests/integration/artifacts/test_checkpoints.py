@@ -19,6 +19,7 @@ from tests.rig.checkpoints import Rig, contents, is_home, job, name_at_home, nod
 from tests.rig.clock import HOUR_S, RigClock
 from tests.rig.nodeprogram import AGENT, agent_folder
 from ugro.core.errors import RemoteFailure
+from ugro.core.job import Retry
 from ugro.core.node import NodeSpec
 from ugro.core.plan import NodePlan, RankPlan
 from ugro.nodes.files import Found, NodeFiles, Where
@@ -227,6 +228,47 @@ async def test_a_folder_of_the_users_own_is_used_as_it_is_and_never_deleted(rig:
         assert contents(resume) == contents(chosen / "step_5")
         assert await checkpoints.drop_on(mine, ["n1"]) == ()
         assert {path.name for path in chosen.iterdir()} == {"step_900", "step_5"}
+
+
+@in_loop
+async def test_a_job_that_is_submitted_again_begins_with_the_newest_of_the_one_before(rig: Rig) -> None:
+    async with rig.agent("n1", "n2") as checkpoints:
+        write(rig.written("n1"), "latest", b"of the first job")
+        await checkpoints.collect(job(3), ["n1"])
+        again = replace(job(1), id=8, spec=replace(job(1).spec, earlier=7))
+        resume = (await checkpoints.place(again, "n2")).resume
+        assert resume is not None
+        assert contents(resume)["shard/weights.bin"] == b"of the first job"
+        assert rig.told == ["checkpoint latest of job 7 is put back"]
+        write(rig.written("n2", 8), "latest", b"of the second job")
+        await checkpoints.collect(again, ["n2"])
+        resume = (await checkpoints.place(replace(again, attempt=2), "n1")).resume
+        assert resume is not None
+        assert contents(resume)["shard/weights.bin"] == b"of the second job"
+        off = replace(again, id=9, spec=replace(again.spec, retry=Retry(puts_back=False)))
+        assert (await checkpoints.place(off, "n1")).resume is None
+
+
+@in_loop
+async def test_what_is_older_than_the_job_in_a_folder_of_the_user_is_named(rig: Rig) -> None:
+    chosen = rig.folder / "mine"
+    chosen.mkdir()
+    for number in (3, 9):
+        write(chosen, f"step_{number}")
+        os.utime(chosen / f"step_{number}", (number, number))  # as "cp -p" leaves them
+    (chosen / "step_10.tmp").touch()
+    async with rig.agent("n1") as checkpoints:
+        mine = job(1, directory=str(chosen))
+        assert (await checkpoints.place(mine, "n1")).resume is None
+        [told] = rig.told
+        assert f"in {chosen}: step_9, step_3 (" in told
+        await checkpoints.place(mine, "n1")
+        assert len(rig.told) == 1, "it is said once"
+        write(chosen, "step_4")
+        await checkpoints.collect(mine, ["n1"])
+        assert (await checkpoints.place(replace(mine, attempt=2), "n1")).resume is not None
+        await checkpoints.place(job(1), "n1")
+        assert len(rig.told) == 1, "a folder of ours has none"
 
 
 @in_loop

@@ -53,7 +53,8 @@ def farm() -> Iterator[SshdFarm]:
 @pytest.fixture(scope="module")
 def ugro(farm: SshdFarm) -> Iterator[Ugro]:
     with commands(farm.cluster_yaml()) as ugro:
-        script = ugro.home / "train.py"
+        script = ugro.home / "code" / "train.py"
+        script.parent.mkdir()
         script.write_text(TRAIN)
         yield ugro
 
@@ -66,7 +67,7 @@ def run_folders(farm: SshdFarm) -> list[Path]:
 def failed(ugro: Ugro) -> str:
     """The name of a training that failed on two nodes; what it wrote is home."""
     words = ("--nodes", "2", "--name", "fails", "--env", "MY_TOKEN=hidden")
-    assert ugro("launch", str(ugro.home / "train.py"), *words, "--", "fail").returncode == 3
+    assert ugro("launch", str(ugro.home / "code" / "train.py"), *words, "--", "fail").returncode == 3
     until_home(ugro, "fails")
     return "fails"
 

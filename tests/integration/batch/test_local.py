@@ -52,6 +52,14 @@ def test_items_of_very_unequal_cost_stay_in_order(pool: ugro.Pool) -> None:
     assert sorted(pool.imap_unordered(slow_now_and_then, range(500))) == list(range(500))
 
 
+def test_the_number_of_processes_is_the_first_argument_as_of_pythons_own_pool() -> None:
+    with ugro.Pool(2) as pool:
+        assert (pool.engine, pool.start()) == ("local", 2)
+        assert list(pool.map(double, range(10))) == [2 * number for number in range(10)]
+    with pytest.raises(UsageError, match="expected a whole number, got 'ray'"):
+        ugro.Pool("ray")  # type: ignore[arg-type]
+
+
 def test_starmap_and_submit(pool: ugro.Pool) -> None:
     assert list(pool.starmap(pow, [(2, 3), (3, 2)])) == [8, 9]
     tasks = [pool.submit(divmod, 17, number) for number in (3, 5)]

@@ -31,12 +31,14 @@ pytestmark = [
 def pool() -> Iterator[ugro.Pool]:
     import ray
 
-    ray.init(num_cpus=3, include_dashboard=False, logging_level="error", log_to_driver=False)
-    try:
-        with ugro.Pool(address="auto", workers=2) as pool:
-            yield pool
-    finally:
-        ray.shutdown()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_AUTH_MODE", "disabled")  # Ray would write a token into the home, and set this for all tests
+        ray.init(num_cpus=3, include_dashboard=False, logging_level="error", log_to_driver=False)
+        try:
+            with ugro.Pool(address="auto", workers=2) as pool:
+                yield pool
+        finally:
+            ray.shutdown()
 
 
 def double(number: int) -> int:

@@ -177,7 +177,7 @@ AGENT_KEYS = {
     "cluster_found",
     *("nodes_connected", "running_commands", "config_error", "config_hint", "ignored_variables"),
     *("state_error", "state_hint", "store", "last_backup", "backup_problem", "safe_mode"),
-    *("team_socket", "team_problem", "api_url", "api_problem"),
+    *("team_socket", "team_problem", "api_url", "api_problem", "disk_problem", "disk_hint", "stood_still"),
 }
 
 

@@ -108,6 +108,29 @@ def test_named_hosts_are_all_written_and_the_result_works_as_it_is(ugro: Ugro, f
         assert [report["cause"] for report in reports] == ["refused", None, None, None]
 
 
+def test_a_name_that_ssh_does_not_find_is_not_written(ugro: Ugro, farm: SshdFarm) -> None:
+    config = ugro.home / "user" / "config"
+    behind = "  ProxyJump n001\n  StrictHostKeyChecking no\n"
+    config.write_text(
+        f"Host nowhere\n  HostName none.invalid\n{behind}Host there\n  HostName 127.0.0.1\n  Port 1\n{behind}"
+        f"Host silent\n  HostName 127.0.0.1\n  Port 1\n{farm.ssh_config.read_text()}"
+    )
+    init = ("init", "--here", "--no-local", "--ssh-config", str(config))
+    refused = ugro(*init, "gpu9.invalid")
+    assert (refused.returncode, written(ugro).exists()) == (4, False), refused.stderr
+    assert "no such host name: gpu9.invalid\n" in refused.stderr
+    answer = ugro(*init, "gpu9.invalid", "nowhere", "silent", "there", "n001")
+    assert answer.returncode == 4, answer.stderr
+    assert "not added: no such host name: gpu9.invalid, nowhere; correct it" in answer.stderr
+    assert list(nodes(written(ugro))) == ["silent", "there", "n001"], "what does not answer now may do so later"
+    again = ugro("init", "gpu9.invalid")
+    assert (again.returncode, "nothing was written" in again.stderr) == (4, True), again.stderr
+    assert ugro("init", "n002").returncode == 0
+    with commands(written(ugro)) as other:
+        late = other("node", "add", "gpu9.invalid")
+        assert (late.returncode, list(nodes(written(ugro)))[-1]) == (5, "gpu9.invalid"), late.stderr
+
+
 @pytest.mark.proof
 def test_the_same_address_twice_makes_two_names(ugro: Ugro, farm: SshdFarm) -> None:
     words = ("127.0.0.1:1", "127.0.0.1:2", "[::1]:3", "127.0.0.1:1")
@@ -275,6 +298,10 @@ def _expect_the_home_folder_to_stay_here(ugro: Ugro) -> None:
         assert (refused.returncode, refused.stdout) == (2, ""), refused.stderr
         assert f"s.py is not sent to the nodes: {user} is your home folder, and is never sent" in refused.stderr
         assert "--workdir DIR" in refused.stderr
+    for words in (("launch", str(user / "s.py")), ("run", "--", "python3", "../user/s.py")):
+        refused = ugro(*words)
+        assert refused.returncode == 2
+        assert f"s.py is not sent to the nodes: {user} is your home folder, and is never sent" in refused.stderr
     assert "where is it on the nodes?" in ugro("launch", "--no-sync", "s.py", cwd=user).stderr
     assert ugro("run", "--dry-run", "--", "echo", "s2.py", "x" * 9000, cwd=user).returncode == 0
 

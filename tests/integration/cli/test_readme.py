@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import subprocess
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -25,6 +26,19 @@ def test_every_step_of_the_tour_works_and_says_what_is_printed(ugro: Ugro) -> No
         assert done.returncode == _FAILS.get(command, 0), f"{command}\n{done.stdout}{done.stderr}"
         missing = [word for word in printed if word not in _words(done.stdout + done.stderr)]
         assert missing == [], f"{command}\n{done.stdout}{done.stderr}"
+
+
+def test_the_two_commands_that_do_all_of_the_set_up_are_named_and_do_it() -> None:
+    install = (_ROOT / "README.md").read_text().partition("## Install\n")[2].partition("\n## ")[0]
+    named = re.findall(r"^make (\w+)  ", install, re.MULTILINE)
+    assert named == ["demo", "test"], "these alone: a newcomer needs no other"
+    groups = {"demo": "scripts/setup.sh demo", "test": "scripts/setup.sh"}  # without a name it is the group "test"
+    for target in named:
+        argv = ["make", "--no-print-directory", "-n", target]
+        would = subprocess.run(argv, cwd=_ROOT, capture_output=True, text=True, check=True, timeout=60)
+        first, *rest = would.stdout.splitlines()
+        assert first == groups[target], "it makes .venv, and installs what it needs"
+        assert rest, target
 
 
 def tour() -> list[tuple[str, list[str]]]:

@@ -69,6 +69,32 @@ def test_a_script_that_stays_at_home_is_said_before_it_waits(ugro: Ugro, here: P
     assert (done.returncode, done.stdout) == (0, "trained\n"), done.stderr
 
 
+def test_a_script_outside_of_the_current_folder_is_sent_with_its_own(ugro: Ugro, here: Path, tmp_path: Path) -> None:
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "words.py").write_text("SAID = open('words.txt').read()\n")
+    (project / "words.txt").write_text("mine")
+    (project / "bin.py").write_text("from words import SAID\nimport sys\nprint(SAID, *sys.argv[1:])\n")
+    (project / "job.yaml").write_text("script: bin.py\n")
+    (here / "job.yaml").write_text(f"script: {project}/bin.py\n")
+    (here / "large").write_bytes(bytes(2_000_000))  # more than may be sent
+    named = os.path.relpath(project / "bin.py", here)
+    (here / "link.py").symlink_to(named)
+    for words in (("launch", named), ("launch", "link.py"), ("run", "--", "python3", str(project / "bin.py"))):
+        done = ugro(*words, "7")
+        assert (done.returncode, done.stdout) == (0, "mine 7\n"), done.stderr
+    assert f"the code is {project}, the folder of {project}/bin.py" in done.stderr
+    by_file = ugro("launch", "-f", "job.yaml", "--nodes", "2", "--dry-run")
+    assert f"code     {project}: 4 files" in by_file.stdout, by_file.stderr
+    refused = ugro("launch", named, "--workdir", ".")
+    assert (refused.returncode, "is not in " in refused.stderr) == (2, True), refused.stderr
+    (here / "large").unlink()
+    refused = ugro("launch", "--dry-run", "../none.py")
+    assert (refused.returncode, "no such file" in refused.stderr) == (2, True), refused.stderr
+    on_nodes = ugro("launch", "--dry-run", "--workdir", str(project), "/data/only/there.py")
+    assert on_nodes.returncode == 0, on_nodes.stderr
+
+
 @pytest.mark.proof
 def test_every_attempt_has_a_folder_of_its_own_and_harms_no_other(ugro: Ugro, here: Path) -> None:
     (here / "data").write_text("as submitted\n")

@@ -22,6 +22,7 @@ from tests.rig.waiting import descendants, is_alive, wait_until, wait_until_dead
 from ugro.core.door import DoorSettings, ServerState
 from ugro.core.errors import UgroError
 from ugro.workloads.door.machine import LASTING, find_haproxy
+from ugro.workloads.door.measures import parsed
 from ugro.workloads.door_job import door_argv, door_env
 
 BODY = b"x" * 20_000
@@ -161,6 +162,78 @@ async def test_requests_go_on_after_the_door_was_killed_under_load() -> None:
         assert len(load.failures) <= in_hands
 
 
+@pytest.mark.parametrize("wait_s", [300.0, pytest.param(0.0, marks=pytest.mark.proof)])
+@in_loop
+async def test_a_door_that_was_killed_gives_a_replica_that_loads_nothing_before_it_is_ready(wait_s: float) -> None:
+    """It listens and answers 503, as servers of models do: only a check tells that it is not ready."""
+    async with open_door(health_path="/health", health_interval_s=1.0, wait_s=wait_s) as rig:
+        await rig.add_replica("one", 0.01)
+        await rig.add_replica("two", 0.01)
+        rig.signal_replica("two", signal.SIGUSR1)
+        await rig.until(lambda _, servers: servers["two"].state is ServerState.DOWN)
+        load = Load(rig.port, 60)
+        running = asyncio.create_task(load.run(120))
+        for which in ("haproxy", "the one between"):
+            await load.more(20)
+            pid = rig.haproxy_pid
+            os.kill(pid if which == "haproxy" else rig.middle_pid, signal.SIGKILL)
+            wait_until_dead([pid])
+            await load.more(60)
+        assert set(load.names) == {"one"}
+        rig.signal_replica("two", signal.SIGUSR1)
+        while "two" not in load.names:
+            await load.more(1)
+        load.is_enough = True
+        await running
+        assert [one for one in load.failures if one.startswith("5")] == []
+
+
+@in_loop
+async def test_what_canaries_drop_goes_to_no_replica_that_loads() -> None:
+    async with open_door(health_path="/health", health_interval_s=1.0) as rig:
+        for name in ("one", "two"):
+            await rig.add_replica(name)
+        await rig.door.add(replace(await rig.start_replica("new"), canary=True))
+        await rig.door.share_canary(1.0)
+        assert (await rig.request()).name == "new"
+        rig.signal_replica("two", signal.SIGUSR1)
+        rig.kill_replica("new")
+        async with asyncio.timeout(60):
+            while not {"two", "new"} <= await _down_among_canaries(rig):  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+        for _ in range(2):
+            answers = [await rig.request() for _ in range(6)]
+            assert {(answer.status, answer.name) for answer in answers} == {(200, "one")}
+            pid = rig.haproxy_pid
+            os.kill(pid, signal.SIGKILL)
+            wait_until_dead([pid])
+        await _servers(rig)
+        await rig.door.drain("two")
+        await rig.door.remove("two")
+        await rig.door.add(await rig.start_replica("three"))
+        assert set(await rig.door.servers()) == {"one", "three", "new"}
+
+
+async def _down_among_canaries(rig: DoorRig) -> set[str]:
+    rows = parsed(await _at_haproxy(rig, "show stat"))["canary"]
+    return {name for name, row in rows.items() if row["status"].startswith("DOWN")}
+
+
+@in_loop
+async def test_requests_wait_at_a_door_that_was_killed_until_a_replica_is_ready() -> None:
+    async with open_door(health_path="/health", health_interval_s=1.0) as rig:
+        await rig.add_replica("one")
+        rig.signal_replica("one", signal.SIGUSR1)
+        pid = rig.haproxy_pid
+        os.kill(pid, signal.SIGKILL)
+        wait_until_dead([pid])
+        waiting = [asyncio.create_task(rig.request(method="POST", body=BODY)) for _ in range(5)]
+        await _servers(rig)
+        await rig.until(lambda stats, _: stats.held == 5)
+        rig.signal_replica("one", signal.SIGUSR1)
+        assert {answer.status for answer in await asyncio.gather(*waiting)} == {200}
+
+
 @pytest.mark.proof
 @in_loop
 async def test_a_haproxy_that_was_stopped_is_continued_with_all_that_it_has() -> None:
@@ -214,12 +287,15 @@ async def test_what_was_done_by_half_is_done_when_it_is_asked_for_again() -> Non
         assert set(await rig.door.servers()) == {"two", "three"}
 
 
-async def _at_haproxy(rig: DoorRig, *commands: str) -> None:
+async def _at_haproxy(rig: DoorRig, *commands: str) -> str:
+    """The answer to the last one."""
+    answer = b""
     for one in commands:
         reader, writer = await asyncio.open_unix_connection(str(rig.folder / "door" / "admin"))
         writer.write(one.encode() + b"\n")
-        await reader.read(-1)
+        answer = await reader.read(-1)
         writer.close()
+    return answer.decode()
 
 
 @pytest.mark.proof

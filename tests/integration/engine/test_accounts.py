@@ -247,7 +247,7 @@ def test_a_run_that_was_given_up_in_an_account_ends_when_its_node_is_back(farm_o
     number = submit(ugro, "--only", "n001")
     wait_until(lambda: ranks(farm), 30, "it to run")
     whole = ugro.cluster.read_text()
-    assert ugro("node", "rm", "n001").returncode == 0
+    assert ugro("node", "rm", "n001", "--force").returncode == 0
     assert ugro("cancel", str(number)).returncode == 0
     assert "cannot be asked under this name any more" in until(ugro, number, "cancelled")["reason"]
     assert ranks(farm), "nobody could end it"

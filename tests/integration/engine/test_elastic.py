@@ -96,7 +96,7 @@ def test_a_rank_is_killed_the_job_goes_on_the_rank_comes_back_and_the_job_succee
             assert rig.rank(2) not in (None, first)
             ended = await final(store, job)
             assert (ended.state, ended.attempt) == (JobState.SUCCEEDED, 1), ended.reason
-            assert engine.missing_ranks(ended) is None
+            assert engine.remark(ended) is None
 
     in_loop(work())
     lost = {key for key, count in (_everything() - rig.used()).items()}
@@ -132,6 +132,24 @@ def test_with_too_few_ranks_the_job_is_tried_again_from_its_checkpoint(rig: Elas
     in_loop(work())
 
 
+def test_a_rank_that_is_killed_while_its_process_exits_does_not_repeat_the_training(rig: ElasticRig) -> None:
+    async def work() -> None:
+        async with rig.agent() as (store, engine):
+            job = await submitted(
+                store, engine, rig.spec(Elastic(1, 60.0), "--epochs", "3", "--lingers", "2", retries=2)
+            )
+            lingers = rig.folder / "result_2.lingers"
+            await asyncio.to_thread(wait_until, lingers.exists, 60, "rank 2 to have nothing left to do")
+            await asyncio.to_thread(wait_until, lambda: rig.rank(0) is None, 60, "rank 0 to end")
+            rank = rig.rank(2)
+            assert rank is not None
+            os.kill(rank, signal.SIGKILL)
+            ended = await final(store, job)
+            assert (ended.state, ended.attempt) == (JobState.SUCCEEDED, 1), ended.reason
+
+    in_loop(work())
+
+
 def test_a_supervisor_is_killed_and_the_job_goes_on_without_its_node(rig: ElasticRig) -> None:
     async def work() -> None:
         async with rig.agent() as (store, engine):
@@ -156,7 +174,13 @@ def test_an_agent_that_is_restarted_goes_on_and_tells_nothing_twice(rig: Elastic
             return job
 
     async def second_agent(job: Job) -> None:
+        slow = rig.slow("n2")
+        slow.touch()  # the node of the rank that was lost answers last
         async with rig.agent() as (store, _):
+            async with asyncio.timeout(60):
+                while {rig.watch.status(name, job.id, 1) for name in ("n1", "n3")} & {None}:  # noqa: ASYNC110
+                    await asyncio.sleep(0.05)
+            slow.unlink()
             ended = await final(store, job)
             assert (ended.state, ended.attempt) == (JobState.SUCCEEDED, 1), ended.reason
             texts = await told(store, job)

@@ -410,7 +410,8 @@ class Rig:
         self.asked = asked
         self.watch = RunTracker(cluster.inventory, IDENTITY, PlacedRuns(store.jobs))
         self.planner = Planner(cluster, self.watch, self._extra, lambda node: None, NodeModules())
-        self.launch = Launch(store.jobs, self.watch, Leases(self.watch), self.planner, cast(Any, NoCode()))
+        leases, none = Leases(self.watch), cast(Any, None)  # nothing is tried again, so nothing is put back
+        self.launch = Launch(store.jobs, self.watch, leases, self.planner, cast(Any, NoCode()), none)
 
     async def _extra(self, job: Job, node: str) -> dict[str, str]:
         self.asked.append(node)

@@ -27,7 +27,7 @@ async def test_an_existing_environment_is_checked_and_not_changed(root: Path) ->
         found = await envs.check("~/envs/mine")
         assert found.name == str(home / "envs" / "mine")
         assert found.python == str(home / "envs" / "mine" / "bin" / "python")
-        assert (found.version.startswith(MINOR), found.installer) == (True, "")
+        assert (found.version.startswith(MINOR), found.is_made) == (True, False)
         assert dict(found.packages)["torch"] == "2.13.0+cpu"
         assert (await envs.check("~/envs/mine/bin/python")).name == found.name
         assert await envs.list() == ()
@@ -58,7 +58,7 @@ async def test_an_environment_of_conda_is_checked_and_not_changed(root: Path) ->
     async with python_envs(root) as envs:
         found = await envs.check("~/miniconda3/envs/torch")
         assert (found.name, found.python) == (str(folder), str(folder / "bin" / "python"))
-        assert (found.version.startswith(MINOR), found.installer) == (True, "")
+        assert (found.version.startswith(MINOR), found.is_made) == (True, False)
         assert found.packages == (("torch", "2.13.0"),), "nothing of the interpreter that it is a copy of"
         assert (found.torch_cuda, found.nccl) == ("none (cpu)", "2.27.3")
         assert (await envs.check("~/miniconda3/envs/torch/bin/python")).name == found.name

@@ -64,7 +64,7 @@ async def test_an_environment_is_made_once_and_runs_the_packages_that_were_sent(
         assert made.python == str(folder / "bin" / "python")
         assert dict(made.packages) == {"tiny": "1.2", "small-thing": "1.0"}
         assert made.version.startswith(f"{MINOR}.")
-        assert made.installer == "uv"
+        assert made.is_made
         assert output(made.python, "-c", "import tiny, sys; print(tiny.__version__, sys.prefix)") == f"1.2 {folder}"
         # Commands of packages start the interpreter at its final place.
         assert output(str(folder / "bin" / "tiny-say")) == "tiny 1.2"
@@ -279,18 +279,15 @@ async def test_a_package_that_does_not_exist_or_has_another_hash_is_said_with_th
 
 
 @pytest.mark.proof
-@pytest.mark.parametrize(
-    # pip takes what it got for the whole file: it has another hash.
-    ("tool", "fault"), [("uv", "503"), ("uv", "429"), ("uv", "reset"), ("uv", "cut"), ("pip", "503")]
-)
+@pytest.mark.parametrize("fault", ["503", "429", "reset", "cut"])
 @in_loop
 async def test_an_index_that_fails_for_the_moment_is_no_lasting_failure(
-    root: Path, uv: Path, wheels: Wheels, tool: str, fault: str
+    root: Path, uv: Path, wheels: Wheels, fault: str
 ) -> None:
     with index(*wheels) as packages:
         packages.fault = fault
         async with python_envs(root) as envs:
-            refused = await failure(envs, recipe(root, uv if tool == "uv" else None, wheels, url=packages.url))
+            refused = await failure(envs, recipe(root, uv, wheels, url=packages.url))
             assert refused.cause == "server-failed", refused.tail
             packages.fault = ""
             assert (await envs.make(recipe(root, uv, wheels, url=packages.url), nothing)).name == "e1"
@@ -298,12 +295,12 @@ async def test_an_index_that_fails_for_the_moment_is_no_lasting_failure(
 
 @pytest.mark.proof
 @in_loop
-async def test_an_installer_without_the_expected_hash_is_never_started(root: Path) -> None:
+async def test_an_installer_without_the_expected_hash_is_never_started(root: Path, uv: Path) -> None:
     trace = root.parent / "started"
     script = f"#!/bin/sh\ntouch {trace}\n".encode()
     async with python_envs(root) as envs:
         forged = Blob("uv", 64 * "a", len(script))
-        wanted = replace(recipe(root, None, ()), installer=forged, tree=put(root, {"uv": script}))
+        wanted = replace(recipe(root, uv, ()), installer=forged, tree=put(root, {"uv": script}))
         refused = await failure(envs, wanted)
         assert refused.cause == "hash"
         assert not list((root / ".ugro" / "tools").iterdir())
@@ -337,18 +334,16 @@ def _python() -> str:
 
 @pytest.mark.proof
 @in_loop
-async def test_pip_is_used_where_uv_was_not_sent_or_does_not_start(root: Path, wheels: Wheels, tmp_path: Path) -> None:
+async def test_an_installer_that_does_not_start_is_named_with_what_it_said(
+    root: Path, wheels: Wheels, tmp_path: Path
+) -> None:
     broken = tmp_path / "broken"
     broken.write_text("#!/bin/sh\necho cannot execute: wrong libc >&2\nexit 126\n")
     async with python_envs(root) as envs:
-        made = await envs.make(recipe(root, broken, wheels), nothing)
-        assert made.installer == "pip"
-        assert "wrong libc" in made.note
-        assert {"tiny", "small-thing"} <= dict(made.packages).keys()
-        assert output(str(Path(made.python).parent / "tiny-say")) == "tiny 1.2"
-        other = wheels[0].requirement.replace(wheels[0].sha256, 64 * "0")
-        wanted = replace(recipe(root, None, wheels, name="e2"), requirements=other + wheels[1].requirement)
-        assert (await failure(envs, wanted)).cause == "hash"
+        refused = await failure(envs, recipe(root, broken, wheels))
+        assert refused.message.startswith("uv does not start on this node")
+        assert refused.tail == ("cannot execute: wrong libc",)
+        assert named(root) == []
 
 
 @pytest.mark.proof
@@ -365,9 +360,9 @@ async def test_a_python_that_the_node_does_not_have_is_named_with_those_that_it_
 
 @pytest.mark.proof
 @in_loop
-async def test_a_folder_that_others_can_change_is_not_installed_into(root: Path, wheels: Wheels) -> None:
+async def test_a_folder_that_others_can_change_is_not_installed_into(root: Path, uv: Path, wheels: Wheels) -> None:
     async with python_envs(root) as envs:
-        wanted = recipe(root, None, wheels)
+        wanted = recipe(root, uv, wheels)
         assert await envs.ready("e1") is None
         (root / ".ugro" / "environments").mkdir(mode=0o777)
         (root / ".ugro" / "environments").chmod(0o777)
@@ -387,4 +382,3 @@ async def test_an_environment_that_lost_its_interpreter_is_made_again(root: Path
         assert await envs.list() == ()
         await envs.make(wanted, nothing)
         assert output(made.python, "-c", "import tiny; print(tiny.__version__)") == "1.2"
-

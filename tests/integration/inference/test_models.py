@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import importlib.util
 import io
+import json
 import math
 import shutil
 from concurrent.futures import ThreadPoolExecutor
@@ -158,6 +159,35 @@ def test_weights_that_are_broken_or_lack_something_are_refused(llama: Path, tmp_
     code, text = refusal("--model", str(broken), cwd=tmp_path)
     assert (code, "cannot be loaded" in text) == (64, True)
     assert "Traceback" not in text
+
+
+def test_the_reason_why_a_model_is_broken_names_the_tensor(llama: Path, tmp_path: Path) -> None:
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    broken, name = tmp_path / "broken", "model.layers.0.mlp.up_proj.weight"
+    shutil.copytree(llama, broken)
+    weights = load_file(llama / "model.safetensors")
+
+    def said() -> str:
+        code, text = refusal("--model", str(broken), cwd=tmp_path)
+        assert (code, "Traceback" in text, text.count("error: ")) == (64, False, 1), text
+        return text
+
+    rows, columns = weights[name].shape
+    save_file({**weights, name: torch.zeros(3, columns)}, broken / "model.safetensors", {"format": "pt"})
+    assert f"the tensor {name} is 3 x {columns} in its weights, and {rows} x {columns} by its config.json" in said()
+    save_file({key: one for key, one in weights.items() if key != name}, broken / "model.safetensors", {"format": "pt"})
+    assert f"its weights lack {name}" in said()
+    whole = (llama / "model.safetensors").read_bytes()
+    (broken / "model.safetensors").write_bytes(whole[:-10])
+    assert f"model.safetensors is cut off in the tensor {_last_tensor(whole)}" in said()
+
+
+def _last_tensor(file: bytes) -> str:
+    header: dict[str, Any] = json.loads(file[8 : 8 + int.from_bytes(file[:8], "little")])
+    tensors = {name: one["data_offsets"][1] for name, one in header.items() if name != "__metadata__"}
+    return max(tensors, key=lambda name: tensors[name])
 
 
 @pytest.mark.skipif(importlib.util.find_spec("PIL") is None, reason="Pillow is not installed")

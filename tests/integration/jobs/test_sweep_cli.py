@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from collections.abc import Iterator
 from contextlib import closing
@@ -58,6 +59,8 @@ def ugro() -> Iterator[Ugro]:
         (ugro.home / "code" / "train.py").write_text(SCRIPT)
         (ugro.home / "code" / "sweep.yaml").write_text(WANDB)
         (ugro.home / "cwd" / "mistyped.yaml").write_text(WANDB.replace("parameters", "paramters"))
+        (ugro.home / "cwd" / "empty.yaml").write_text("# nothing yet\n")
+        (ugro.home / "cwd" / "nan.yaml").write_text(WANDB.replace("[1, 2, 4]", "[1, .nan, 2]"))
         (ugro.home / "cwd" / "metric.yaml").write_text(WANDB.replace("{name: val/loss, goal: minimize}", "val/loss"))
         yield ugro
 
@@ -108,6 +111,10 @@ def test_a_grid_is_made_exactly_once_though_its_agent_is_killed(ugro: Ugro) -> N
         (["-f", "none.yaml"], 2, "none.yaml: no such file"),
         (["-f", "mistyped.yaml"], 2, "paramters: not supported here\nhint:  did you mean parameters?"),
         (["-f", "metric.yaml"], 2, "metric.yaml: metric: expected a map of keys to values"),
+        (["-f", "empty.yaml"], 2, "the file is empty\nhint:  for example: {program: train.py, method: grid"),
+        (["-f", "nan.yaml"], 2, "parameters.size.values: expected finite numbers, got nan among them"),
+        (["train.py", "--lr", "1,2", "--gpu-hours", "nan"], 2, "expected a number, got nan"),
+        (["train.py", "--lr", "1,2", "--metric", "loss", "--target", "nan"], 2, "expected a number, got nan"),
         (["--trials", "3"], 2, "a script or a sweep file is needed"),
         (["status", "none"], 4, "there is no sweep 'none'"),
         (["stop", "none"], 4, "there is no sweep 'none'"),
@@ -120,6 +127,17 @@ def test_a_mistake_is_one_clear_error(ugro: Ugro, words: list[str], code: int, s
     done = ugro("sweep", *words, *(["--workdir", str(ugro.home / "code")] if is_new else []))
     assert (done.returncode, says in done.stderr) == (code, True), done.stderr
     assert done.stderr.count("error:") == 1
+
+
+def test_a_sweep_of_a_recipe_compares_what_the_recipe_says_of_itself(ugro: Ugro) -> None:
+    def planned(*words: str) -> Any:
+        done = ugro("sweep", "--recipe", "causal_lm", "--tiny", "--lr", "1e-4,2e-4", "--dry-run", "--json", *words)
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)["plan"]["metric"]
+
+    assert planned() == "val/loss"
+    assert planned("--metric", "val/perplexity") == "val/perplexity"
+    assert planned("--eval-split", "none") is None
 
 
 def test_a_dry_run_shows_the_first_trials_and_starts_nothing(ugro: Ugro) -> None:
@@ -201,15 +219,43 @@ def test_the_next_trial_is_submitted_while_a_pruned_one_ends_and_never_runs_besi
         assert following["submitted_at"] <= one["ended_at"], "it was made ready before"
 
 
+def test_a_sweep_of_which_no_trial_succeeds_fails_and_says_how_to_log_the_metric(ugro: Ugro) -> None:
+    (ugro.home / "code" / "silent.py").write_text("print('loss 0.5')\n")
+    words = ["silent.py", "--lr", "1,2", "--metric", "val/loss", "--name", "silent", "--cwd", str(ugro.home / "code")]
+    done = ugro("sweep", *words)
+    assert done.returncode == 1
+    assert "sweep silent is failed: every point was tried: 2; none succeeded: job" in done.stderr
+    assert 'it logged no metrics; write lines such as {"step": 1, "val/loss": 0.5} to metrics.jsonl' in done.stderr
+    assert shown(ugro, "silent")["state"] == "failed"
+
+
+def test_a_trial_whose_job_waits_is_not_shown_as_running(ugro: Ugro) -> None:
+    whole = ["--cpus", str(os.cpu_count() or 1)]
+    started(ugro, "train.py", "--lr", "1,2", "--steps", "600", "--metric", "val/loss", *whole, name="waits")
+
+    def is_running() -> bool:
+        trials = shown(ugro, "waits")["trials"]
+        return len(trials) == 2 and trials[0]["state"] == "running"
+
+    wait_until(is_running, _OVER_S, "the first of two trials to run")
+    first, second = shown(ugro, "waits")["trials"]
+    assert (first["state"], second["state"], second["job"] is not None) == ("running", "pending", True)
+    job = json.loads(ugro("status", str(second["job"]), "--json").stdout)["job"]
+    assert job["state"] == "queued"
+    assert "1 running" in ugro("sweep", "status", "waits").stderr
+    assert ugro("sweep", "stop", "waits").returncode == 0
+    over(ugro, "waits")
+
+
 @pytest.mark.proof
 def test_failures_and_a_missing_metric_stop_a_sweep_with_the_reason(ugro: Ugro) -> None:
     started(ugro, "train.py", "--lr", "1,2,3,4,5", "--fail", "yes", name="bad")
     found = over(ugro, "bad")
-    assert (found["state"], len(begun(ugro, "bad")) < 5) == ("stopped", True)
+    assert (found["state"], len(begun(ugro, "bad")) < 5) == ("failed", True)
     assert "trials failed" in found["reason"]
     assert ugro("sweep", "resume", "bad", "-d").returncode == 0
     found = over(ugro, "bad")
-    assert (found["state"], len(set(begun(ugro, "bad")))) == ("done", 5), "what failed before does not stop it again"
+    assert (found["state"], len(set(begun(ugro, "bad")))) == ("failed", 5), "what failed before does not stop it again"
     started(ugro, "train.py", "--lr", "1,2,3,4,5", "--metric", "acc", name="unnamed")
     found = over(ugro, "unnamed")
     assert "without a finite value of acc; it logged: val/loss" in found["reason"]
@@ -222,7 +268,11 @@ def test_ctrl_c_detaches_and_a_terminal_shows_the_sweep_live(ugro: Ugro, tmp_pat
     own = ["--cwd", str(ugro.home / "code"), "--env", f"MARKS={ugro.home / 'live'}"]
     with closing(Screen(ugro, tmp_path, 120, 30)) as screen:
         screen.type(" ".join(["ugro", "sweep", *words, *own]))
-        screen.wait_for("best: trial 1, val/loss", _OVER_S)
+        seen = screen.wait_for("best: trial 1, val/loss", _OVER_S)
+        assert "x1b" not in seen, "no code is shown as text"
+        assert re.search(r"^ +1 +\d+ +running ", seen, re.MULTILINE)
+        coloured = screen.text("-e")
+        assert "\x1b[36m1\x1b[" in coloured, "its table has colours"
         screen.press("C-c")
         screen.wait_for("detached: sweep live continues", _OVER_S)
     assert shown(ugro, "live")["state"] == "running"

@@ -115,6 +115,48 @@ def test_a_node_is_added_and_removed_in_the_file_with_its_comments_and_no_other_
     assert (after["n001"], after["n002"]) == (before["n001"], before["n002"])
 
 
+SAID_OF_REMOVED = "n002 was removed from the cluster; its ranks may well go on there: put it back with ugro node add"
+
+
+def _hold(ugro: Ugro, gate: Path) -> None:
+    waits = f"until [ -e {gate} ]; do sleep 0.1; done"
+    assert ugro("run", "-d", "--no-sync", "--only", "n002", "--", "sh", "-c", waits).returncode == 0
+    wait_until(lambda: document(ugro, "status", "1")["job"]["state"] == "running", 30, "it to run")
+
+
+def test_a_node_with_jobs_is_removed_by_force_alone_and_why_says_so(farm_of: Farms, tmp_path: Path) -> None:
+    with commands(farm_of(2).cluster_yaml()) as ugro:
+        _hold(ugro, tmp_path / "go")
+        refused = ugro("node", "rm", "n002")
+        assert refused.returncode == 6
+        assert "n002: job 1 runs there\nhint:  let it become empty: ugro node drain n002; " in refused.stderr
+        assert "ugro cancel 1; or let it go on there, unseen: ugro node rm n002 --force" in refused.stderr
+        assert ugro("node", "rm", "n002", "--force", "--if-idle").returncode == 2
+        forced = ugro("node", "rm", "n002", "--force")
+        assert forced.returncode == 0, forced.stderr
+        assert SAID_OF_REMOVED in ugro("why", "1").stdout
+        (tmp_path / "go").touch()
+        assert ugro("cancel", "1").returncode == 0
+
+
+@pytest.mark.proof
+def test_a_node_removed_by_hand_is_named_and_its_job_is_found_when_it_is_back(farm_of: Farms, tmp_path: Path) -> None:
+    file = farm_of(2).cluster_yaml()
+    whole = file.read_text()
+    without = yaml.safe_load(whole)
+    del without["nodes"]["n002"]
+    with commands(file) as ugro:
+        _hold(ugro, tmp_path / "go")
+        file.write_text(yaml.safe_dump(without))
+        wait_until(lambda: SAID_OF_REMOVED in ugro("why", "1").stdout, 60, "why to say so")
+        wait_until(lambda: document(ugro, "status", "1")["job"]["state"] == "unreachable", 60, "its node to be missed")
+        assert SAID_OF_REMOVED in ugro("why", "1").stdout
+        file.write_text(whole)
+        (tmp_path / "go").touch()
+        assert ugro("wait", "1", timeout=120).returncode == 0
+        assert ugro("node", "rm", "n002").returncode == 0, "no job runs there"
+
+
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [

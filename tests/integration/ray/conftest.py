@@ -34,11 +34,14 @@ class Clusters:
     def __init__(self, ugro: Ugro) -> None:
         self._ugro = ugro
         self._keys: dict[str, str] = {}
+        self.said = ""  # by the last start
 
     def start(self, *words: str, name: str = "ray") -> str:
         """Its key."""
-        done = self._ugro("cluster", "start", "--json", "--name", name, *SMALL, *words, timeout=LIMIT_S)
-        self._keys[name] = key = str(document(done)["cluster"]["id"])
+        done = self._ugro("cluster", "start", "--name", name, *SMALL, *words, timeout=LIMIT_S)
+        self.said = done.stdout + done.stderr
+        assert done.returncode == 0, self.said
+        self._keys[name] = key = str(document(self._ugro("cluster", "status", name, "--json"))["cluster"]["id"])
         return key
 
     def env(self, name: str = "ray") -> dict[str, str]:

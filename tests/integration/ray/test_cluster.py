@@ -13,7 +13,7 @@ from tests.rig.waiting import wait_until
 
 
 @pytest.mark.proof
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1500)
 def test_a_cluster_runs_tasks_for_its_token_and_leaves_nothing(ugro: Ugro, nodes: Nodes, clusters: Clusters) -> None:
     nodes(1)
     before = shared_files()

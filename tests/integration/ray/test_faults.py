@@ -131,10 +131,10 @@ def foreign_ray(folder: Path) -> Iterator[int]:
     # A short path: sockets are in it.
     own = Path(f"/tmp/f{os.getpid()}")
     more = ["--num-cpus=0", "--object-store-memory=80000000", "--memory=100000000", f"--temp-dir={own}"]
+    words = [*argv, *more, "--port=6379", "--disable-usage-stats"]
+    env = {**os.environ, "HOME": str(folder)}  # a token in somebody's home would count
     with (folder / "foreign.log").open("wb") as log:
-        process = subprocess.Popen(
-            [*argv, *more, "--port=6379", "--disable-usage-stats"], stdout=log, stderr=log, start_new_session=True
-        )
+        process = subprocess.Popen(words, stdout=log, stderr=log, start_new_session=True, env=env)
     try:
         raylets = wait_until(lambda: _raylets(own), LIMIT_S, "a foreign raylet")
         yield raylets[0]

@@ -46,6 +46,19 @@ def test_a_job_file_its_code_and_its_folder_are_those_of_the_laptop(pair: Machin
 
 
 @pytest.mark.proof
+def test_a_script_elsewhere_on_the_laptop_is_sent_with_its_folder(pair: Machines) -> None:
+    elsewhere = pair.laptop / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "words.txt").write_text("found")
+    (elsewhere / "plain.py").write_text("print(open('words.txt').read())\n")
+    (pair.files / "other.yaml").write_text(f"script: {elsewhere}/plain.py\n")
+    named = str(elsewhere / "plain.py")
+    for words in (["launch", named], ["run", "--", "python3", named], ["launch", "-f", "other.yaml"]):
+        done = pair.ugro("--master", "n001", *words)
+        assert (done.returncode, done.stdout) == (0, "found\n"), done.stderr
+
+
+@pytest.mark.proof
 def test_an_edit_is_sent_and_results_are_pulled_again_only_where_they_differ(pair: Machines, tmp_path: Path) -> None:
     first = pair.ugro("--master", "n001", "launch", "-f", "job.yaml")
     assert first.returncode == 0, first.stderr

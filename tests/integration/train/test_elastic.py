@@ -61,6 +61,93 @@ def test_a_block_is_done_again_with_the_samples_of_the_step_that_was_interrupted
         started.end()
 
 
+@pytest.fixture(scope="module")
+def undisturbed_late(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    alone = ranks.start([*SCRIPT, "--late"], tmp_path_factory.mktemp("alone"), 1)
+    return _flat(alone.results()[0]["weights"])
+
+
+@pytest.mark.parametrize("how", [[], ["--block"]], ids=" ".join)
+@pytest.mark.parametrize("lost", [0, 2])
+def test_a_step_counts_only_when_the_gradients_are_on_the_devices_of_all_ranks(
+    tmp_path: Path, undisturbed_late: list[float], how: list[str], lost: int
+) -> None:
+    """As with NCCL: all hosts have queued the exchange and the optimizer's work when a rank is killed."""
+    started = _start(tmp_path, "--late", *how, "--lose", f"{lost}:4:LATE")
+    try:
+        _expect_codes(started, lost, -signal.SIGKILL)
+        for result in _results(tmp_path, {0, 1, 2} - {lost}):
+            assert _flat(result["weights"]) == pytest.approx(undisturbed_late, rel=1e-9, abs=1e-12)
+            assert (result["ranks"], result["step"]) == (2, EPOCHS * STEPS)
+        assert _used(tmp_path) == _everything_once()
+    finally:
+        started.end()
+
+
+def test_a_rank_that_does_not_count_a_step_that_others_have_counted_takes_its_outcome_from_them(
+    tmp_path: Path, undisturbed: list[float]
+) -> None:
+    """As if a rank had been lost after the others had heard it, and before this one had."""
+    started = _start(tmp_path, "--block", "--lose", "1:4:TOUCH")
+    try:
+        assert started.ranks.wait(LIMIT_S) == [0, 0, 0], started.ranks.logs()
+        for result in _results(tmp_path, {0, 1, 2}):
+            assert _flat(result["weights"]) == pytest.approx(undisturbed, rel=1e-9, abs=1e-12)
+            assert result["ranks"] == 3
+        assert _used(tmp_path) == _everything_once()
+    finally:
+        started.end()
+
+
+def test_a_block_in_which_an_optimizer_has_run_is_not_done_again(tmp_path: Path, undisturbed: list[float]) -> None:
+    started = _start(tmp_path, "--block", "--lose", "1:4:LATER")
+    try:
+        codes = started.ranks.wait(LIMIT_S)
+        assert (codes[0], codes[2]) == (0, 0), started.ranks.logs()
+        assert codes[1] != 0
+        assert "an optimizer had run already" in started.ranks.logs()
+        for result in _results(tmp_path, {0, 2}):
+            assert _flat(result["weights"]) == pytest.approx(undisturbed, rel=1e-9, abs=1e-12)
+    finally:
+        started.end()
+
+
+def test_with_such_a_group_a_training_that_nobody_disturbs_is_right(
+    tmp_path: Path, undisturbed_late: list[float]
+) -> None:
+    started = _start(tmp_path, "--late")
+    try:
+        assert started.ranks.wait(LIMIT_S) == [0, 0, 0], started.ranks.logs()
+        for result in _results(tmp_path, {0, 1, 2}):
+            assert _flat(result["weights"]) == pytest.approx(undisturbed_late, rel=1e-9, abs=1e-12)
+    finally:
+        started.end()
+
+
+def test_memory_that_runs_out_in_a_step_does_not_end_an_elastic_training(
+    tmp_path: Path, undisturbed: list[float]
+) -> None:
+    """Also in the step in which another rank is lost."""
+    lose = ("1:2:FORWARD", "0:3:BACKWARD", "1:5:BACKWARD", "2:5:KILL")
+    started = _start(tmp_path, *(word for one in lose for word in ("--lose", one)))
+    try:
+        _expect_codes(started, 2, -signal.SIGKILL)
+        for result in _results(tmp_path, {0, 1}):
+            assert _flat(result["weights"]) == pytest.approx(undisturbed, rel=1e-9, abs=1e-12)
+    finally:
+        started.end()
+
+
+def test_a_rank_lost_between_a_step_and_its_optimizer_loses_no_update(tmp_path: Path, undisturbed: list[float]) -> None:
+    started = _start(tmp_path, "--looks", "--lose", "2:4:LOOK")
+    try:
+        _expect_codes(started, 2, -signal.SIGKILL)
+        for result in _results(tmp_path, {0, 1}):
+            assert _flat(result["weights"]) == pytest.approx(undisturbed, rel=1e-9, abs=1e-12)
+    finally:
+        started.end()
+
+
 def test_ranks_are_lost_one_after_the_other_until_one_is_left(tmp_path: Path, undisturbed: list[float]) -> None:
     started = _start(tmp_path, "--lose", "0:3:KILL", "--lose", "2:11:KILL")
     try:
@@ -108,6 +195,30 @@ def test_a_rank_that_is_started_again_joins_with_the_state_of_the_others(
         assert _used(tmp_path) == _everything_once(60)
         told = [change["joined"] for change in _changes(tmp_path)]
         assert [f"rank {lost} (node{lost})"] in told
+    finally:
+        started.end()
+
+
+def test_a_state_that_takes_long_to_pack_and_to_take_over_is_waited_for_and_said(tmp_path: Path) -> None:
+    """Longer than the others wait for a rank that is silent."""
+    started = _start(
+        tmp_path, "--lose", "2:3:KILL", "--epochs", "60", "--pause", "0.002", "--large", "24", "12",
+        UGRO_RANK_TIMEOUT_S="8",
+    )  # fmt: skip
+    try:
+        started.ranks.processes[2].wait(LIMIT_S)
+        started.start_again(2)
+        assert started.ranks.wait(LIMIT_S) == [0, 0, 0], started.ranks.logs()
+        results = _results(tmp_path, {0, 1, 2})
+        assert [result["ranks"] for result in results] == [3, 3, 3]
+        assert _flat(results[2]["weights"]) == pytest.approx(_flat(results[0]["weights"]), rel=1e-12)
+        assert _used(tmp_path) == _everything_once(60)
+        told = [change["joined"] for change in _changes(tmp_path)]
+        assert told.count(["rank 2 (node2)"]) == 1
+        for rank in range(3):
+            log = (tmp_path / f"rank_{rank}.log").read_text()
+            assert "rank 0 packs its state" in log
+            assert "rank 2 takes over the state" in log
     finally:
         started.end()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from tests.rig import ranks
 EXACT = (
     "adaptive", "adaptive_with_workers", "static", "micro_batches", "own_no_sync", "synchronised_batch_norm",
     "out_of_memory", "out_of_memory_in_backward", "out_of_memory_everywhere", "weighted", "weighted_out_of_memory",
-    "fully_sharded",
+    "fully_sharded", "synchronised_batch_norm_of_gpus", "out_of_memory_with_unused_layers",
 )  # fmt: skip
 OTHERS = ("half_precision", "pipeline", "local_rounds")
 RANKS = 3
@@ -66,6 +67,23 @@ def test_when_no_device_can_hold_its_share_all_accumulate(results: list[dict[str
     for result in results:
         assert sum(result["out_of_memory_everywhere"]["plan"]) == 21
         assert result["out_of_memory_everywhere"]["failures"] <= 3
+
+
+def test_memory_may_run_out_anywhere_in_a_step_of_a_model_with_unused_layers(results: list[dict[str, Any]]) -> None:
+    assert sum(result["out_of_memory_with_unused_layers"]["failures"] for result in results) >= 12
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("count", [2, 3])
+def test_memory_may_run_out_anywhere_in_a_step(tmp_path: Path, count: int) -> None:
+    names = [f"out_of_memory_{name}" for name in ("in_many_buckets", "with_static_graph", "with_unused_layers")]
+    started = ranks.start(["-m", "tests.rig.gradients", *names], tmp_path, count)
+    started.wait(350)
+    for result in started.results():
+        for name in names:
+            assert result[name]["error"] < 1e-12, name
+            assert result[name]["seen_once"], name
+            assert result[name]["failures"] >= 4, name
 
 
 def test_models_that_are_averaged_in_rounds_are_those_of_one_process(results: list[dict[str, Any]]) -> None:

@@ -16,7 +16,9 @@ SCRIPT = ["-m", "tests.rig.pipelines"]
 TRAINING = ["-m", "tests.rig.epochs", "--parallel", "pipeline"]
 LIMIT_S = 150
 EXACT = 1e-12
-CASES = [("tied", 2), ("sequential", 3), ("interleaved", 2), ("interleaved", 3)]
+CASES = [
+    ("tied", 2), ("sequential", 3), ("interleaved", 2), ("interleaved", 3), ("steps_first", 2), ("thawing", 3),
+]  # fmt: skip
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -133,6 +135,7 @@ run.keep(optimizer=optimizer)
 for batch in run.loader(torch.utils.data.TensorDataset(torch.randn(32, 2)), global_batch=8):
     run.step(lambda part: model(part[0]).square().mean(), batch)
     optimizer.step()
+    optimizer.zero_grad()
 """
     for names in ranks.threads_at_exit(text, tmp_path, 2):
         assert [name for name in names if "gloo" in name] == []

@@ -30,6 +30,7 @@ try:
         for x, y in loader:
             loss = run.step(lambda part: torch.nn.functional.mse_loss(model(part[0]), part[1]), (x, y))
             optimizer.step()
+            optimizer.zero_grad()
             run.checkpoint()
         Path(f"epoch_{run.rank}").write_text("over")
 finally:

@@ -6,12 +6,9 @@ import importlib
 import pkgutil
 from dataclasses import dataclass
 
+from tests.proof.guards.edits import Edit, NotFoundOnce
 
-@dataclass(frozen=True)
-class Edit:
-    file: str
-    old: str
-    new: str
+__all__ = ["Edit", "Mutant", "NotFoundOnce", "all_mutants"]
 
 
 @dataclass(frozen=True)
@@ -22,5 +19,6 @@ class Mutant:
 
 
 def all_mutants() -> tuple[Mutant, ...]:
-    modules = [importlib.import_module(f"{__name__}.{found.name}") for found in pkgutil.iter_modules(__path__)]
+    names = [found.name for found in pkgutil.iter_modules(__path__) if found.name != "edits"]
+    modules = [importlib.import_module(f"{__name__}.{name}") for name in names]
     return tuple(mutant for module in modules for mutant in module.MUTANTS)

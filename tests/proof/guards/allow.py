@@ -10,113 +10,147 @@ RULES = ("tests/unit/config/test_allowance.py",)
 
 AUDIT = ("tests/unit/agent/test_audit.py",)
 
-_TRAIL = "src/ugro/agent/api/audit_trail.py"
-_AUDIT_RULES = "src/ugro/agent/api/audit_rules.py"
-_ALLOWANCE = "src/ugro/config/allowance.py"
-_SECRET = "src/ugro/core/support/secret.py"
-_CLUSTER = "src/ugro/agent/tracking/cluster.py"
-_AGENT = "src/ugro/agent/agent.py"
+_TRAIL = "ugro.agent.api.audit_trail"
+_AUDIT_RULES = "ugro.agent.api.audit_rules"
+_ALLOWANCE = "ugro.config.allowance"
+_SECRET = "ugro.core.support.secret"
+_CLUSTER = "ugro.agent.tracking.cluster"
+_AGENT = "ugro.agent.agent"
 
 MUTANTS = (
     Mutant(
         "a part of a command is hidden",
-        (Edit(_ALLOWANCE, " and _IS_COMMAND.search(line) is None", ""),),
+        (Edit(_ALLOWANCE, "_setting_lines", "is_masked and _IS_COMMAND.search(line) is None", "is_masked"),),
         RULES,
     ),
     Mutant(
         "a cluster file from a folder is used without being asked for",
-        (Edit("src/ugro/client/clusterfile.py", "is_asked_for=True, is_found=True)", "is_asked_for=True)"),),
-        ALLOWED,
-    ),
-    Mutant(
-        "an edit of what is executed is applied without being allowed",
         (
             Edit(
-                _CLUSTER,
-                "loaded = await asyncio.to_thread(_load, self.path, self.guard)",
-                "loaded = await asyncio.to_thread(_load, self.path, None)",
+                "ugro.client.clusterfile",
+                "nearest_cluster_file",
+                "ClusterFile(path, is_asked_for=True, is_found=True)",
+                "ClusterFile(path, is_asked_for=True)",
             ),
         ),
         ALLOWED,
     ),
     Mutant(
+        "an edit of what is executed is applied without being allowed",
+        (Edit(_CLUSTER, "Cluster._reload", "self.guard", "None"),),
+        ALLOWED,
+    ),
+    Mutant(
         "ssh reads the configuration that is there, not the one that was allowed",
-        (Edit(_CLUSTER, "return _Loaded(config, str(guard.ssh_config))", "return _Loaded(config)"),),
+        (Edit(_CLUSTER, "_load", "_Loaded(config, str(guard.ssh_config))", "_Loaded(config)"),),
         ALLOWED,
     ),
     Mutant(
         "a restarted agent takes the file as one that was named",
-        (Edit("src/ugro/agent/main.py", "is_found=link == home.served_found", "is_found=False"),),
+        (Edit("ugro.agent.main", "_cluster_file", "link == home.served_found", "False"),),
         ALLOWED,
     ),
     Mutant(
         "adding a node allows what somebody else has edited",
         (
-            Edit(_AGENT, "            self.allowances.require(Effects.of(before, path))", "            pass"),
-            Edit(_ALLOWANCE, "    if allowances.has(Effects.of(before, path)):\n", "    if True:\n"),
+            Edit(_AGENT, "Agent._edit", "self.allowances.require(Effects.of(before, path))", "pass"),
+            Edit(_ALLOWANCE, "keep_allowed", "allowances.has(Effects.of(before, path))", "True"),
         ),
         ALLOWED,
     ),
     Mutant(
         "any content of an allowed file is allowed",
-        (Edit(_ALLOWANCE, 'if not any(one["digest"] == effects.digest for one in known):', "if not known:"),),
+        (Edit(_ALLOWANCE, "Allowances.require", "any((one['digest'] == effects.digest for one in known))", "known"),),
         RULES,
     ),
     Mutant(
         "the content of an ssh configuration does not count",
-        (Edit(_ALLOWANCE, 'yield f"ssh configuration: sha256', 'return\n    yield f"ssh configuration: sha256'),),
+        (
+            Edit(
+                _ALLOWANCE,
+                "_ssh_lines",
+                "for line in content.decode('utf-8', 'replace').split('\\n'):\n"
+                "    if not line.strip() or line.lstrip(' \\t').startswith('#'):\n"
+                "        continue\n"
+                "    keyword = _KEYWORD.match(line)\n"
+                "    if keyword is None or keyword[1].lower() not in "
+                "_QUIET_OF_SSH:\n"
+                "        yield f'ssh configuration: "
+                "{escaped(line.strip().expandtabs(1))}'",
+                "for line in content.decode('utf-8', 'replace').split('\\n'):\n"
+                "    if not line.strip() or line.lstrip(' \\t').startswith('#'):\n"
+                "        continue\n"
+                "    keyword = _KEYWORD.match(line)\n"
+                "    if keyword is None or keyword[1].lower() not in "
+                "_QUIET_OF_SSH:\n"
+                "        yield f'ssh configuration: "
+                "{escaped(line.strip().expandtabs(1))}'\n"
+                "return",
+            ),
+        ),
         RULES,
     ),
     Mutant(
         "passphrases are no secrets",
-        (Edit(_SECRET, "PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL", "PASSWORD|PASSWD|CREDENTIAL"),),
+        (Edit(_SECRET, "", "'PASSWORD|PASSWD|PASSPHRASE|CREDENTIAL'", "'PASSWORD|PASSWD|CREDENTIAL'"),),
         SECRETS,
     ),
-    Mutant("a PAT is no secret", (Edit(_SECRET, " or _WHOLE.fullmatch(word)", ""),), SECRETS),
-    Mutant("every PATH is a secret", (Edit(_SECRET, "_WHOLE.fullmatch(word)", "_WHOLE.match(word)"),), SECRETS),
+    Mutant(
+        "a PAT is no secret",
+        (Edit(_SECRET, "_is_secret", "_ENDING.search(word) or _WHOLE.fullmatch(word)", "_ENDING.search(word)"),),
+        SECRETS,
+    ),
+    Mutant("every PATH is a secret", (Edit(_SECRET, "_is_secret", "_WHOLE.fullmatch", "_WHOLE.match"),), SECRETS),
     Mutant(
         "passwords in addresses are shown",
-        (Edit(_SECRET, 'if "://" not in text or "@" not in text:', "if True:"),),
+        (Edit(_SECRET, "without_passwords", "'://' not in text or '@' not in text", "True"),),
         SECRETS,
     ),
     Mutant(
         "programs get secrets in documents",
-        (Edit("src/ugro/cli/jobs/document.py", "env=tuple(masked(of.env).items())", "env=of.env"),),
+        (Edit("ugro.cli.jobs.document", "without_secrets", "tuple(masked(of.env).items())", "of.env"),),
         ("tests/unit/cli/test_jobs.py",),
     ),
-    Mutant("what is done is not recorded", (Edit(_TRAIL, "    self._audit.note(entry)", "    pass"),), AUDIT),
+    Mutant(
+        "what is done is not recorded", (Edit(_TRAIL, "AuditTrail._note", "self._audit.note(entry)", "pass"),), AUDIT
+    ),
     Mutant(
         "what is refused can fill the audit log",
-        (Edit(_TRAIL, "        if outcome != DONE:", "        if False:"),),
+        (Edit(_TRAIL, "AuditTrail._note", "outcome != DONE", "False"),),
         AUDIT,
     ),
     Mutant(
         "refusals of one user count for all",
-        (Edit("src/ugro/agent/ops/audit.py", "self._count_of(entry.user, ", 'self._count_of("", '),),
+        (Edit("ugro.agent.ops.audit", "RefusalLimit.counted", "entry.user", "''"),),
         AUDIT,
     ),
     Mutant(
         "who does most pushes out what others did",
-        (Edit("src/ugro/store/audit.py", "WHERE user = ? ORDER BY seq", "WHERE ? <> '' ORDER BY seq"),),
+        (
+            Edit(
+                "ugro.store.audit",
+                "_trim",
+                "'SELECT seq FROM audit WHERE user = ? ORDER BY seq LIMIT ?'",
+                "\"SELECT seq FROM audit WHERE ? <> '' ORDER BY seq LIMIT ?\"",
+            ),
+        ),
         AUDIT,
     ),
     Mutant(
         "looks that are refused are not recorded",
-        (Edit(_AUDIT_RULES, "    if status != 403:", "    if True:"),),
+        (Edit(_AUDIT_RULES, "refused_look", "status != 403", "True"),),
         AUDIT,
     ),
     Mutant(
         "tunnels that are refused are not recorded",
-        (Edit(_AUDIT_RULES, "tunnel_end(query)) if status >= 400", "tunnel_end(query)) if False"),),
+        (Edit(_AUDIT_RULES, "refused_look", "status >= 400", "False"),),
         AUDIT,
     ),
     Mutant(
         "the audit log has secrets of commands",
         (
             Edit(
-                _AUDIT_RULES,
-                "shlex.join(masked_command(str(part) for part in value))",
-                "shlex.join(str(part) for part in value)",
+                _AUDIT_RULES, "_shown", "masked_command((str(part) for part in value))", "(str(part) for part in value)"
             ),
         ),
         AUDIT,

@@ -9,64 +9,105 @@ COPIES = ("tests/unit/store/test_backup.py", "-m", "not proof")
 ROTATION = ("tests/unit/agent/test_backups.py",)
 COMMANDS = ("tests/integration/agent/test_state_files.py",)
 
-_EXAMINE = "src/ugro/store/examine.py"
-_ENGINE = "src/ugro/store/engine.py"
-_BACKUP = "src/ugro/store/backup.py"
-_BACKUPS = "src/ugro/agent/ops/backups.py"
-_RECOVERY = "src/ugro/agent/recovery.py"
+_EXAMINE = "ugro.store.examine"
+_ENGINE = "ugro.store.engine"
+_BACKUP = "ugro.store.backup"
+_BACKUPS = "ugro.agent.ops.backups"
+_RECOVERY = "ugro.agent.recovery"
 
 MUTANTS = (
-    Mutant("what SQLite finds wrong is served", (Edit(_EXAMINE, 'if first != "ok":', "if False:"),), DAMAGE),
-    Mutant("rows that refer to nothing are served", (Edit(_EXAMINE, "if orphan is not None:", "if False:"),), DAMAGE),
+    Mutant("what SQLite finds wrong is served", (Edit(_EXAMINE, "check_content", "first != 'ok'", "False"),), DAMAGE),
+    Mutant(
+        "rows that refer to nothing are served",
+        (Edit(_EXAMINE, "check_content", "orphan is not None", "False"),),
+        DAMAGE,
+    ),
     Mutant(
         "a log that has lost changes is used",
-        (Edit(_EXAMINE, "if problem := wal.lost_changes(path, index):", "if problem := None:"),),
+        (Edit(_EXAMINE, "_examine", "wal.lost_changes(path, index)", "None"),),
         DAMAGE,
     ),
     Mutant(
         "the proof of lost changes is gone after the first look",
-        (Edit(_EXAMINE, "    except Damaged:\n        wal.put_back(path, index)\n", "    except Damaged:\n"),),
+        (
+            Edit(
+                _EXAMINE,
+                "examine",
+                "try:\n"
+                "    with closing(sqlite3.connect(f'{path.absolute().as_uri()}?mode"
+                "=ro', uri=True)) as db:\n"
+                "        schema = _examine(path, db, tables, "
+                "wal.parse_index(index))\n"
+                "        return Examined(schema, check_content(path, db, how, "
+                "on_progress))\n"
+                "except Damaged:\n"
+                "    wal.put_back(path, index)\n"
+                "    raise\n"
+                "except sqlite3.DatabaseError as error:\n"
+                "    wal.put_back(path, index)\n"
+                "    raise unusable(path, error) from error",
+                "try:\n"
+                "    with closing(sqlite3.connect(f'{path.absolute().as_uri()}?mode"
+                "=ro', uri=True)) as db:\n"
+                "        schema = _examine(path, db, tables, "
+                "wal.parse_index(index))\n"
+                "        return Examined(schema, check_content(path, db, how, "
+                "on_progress))\n"
+                "except Damaged:\n"
+                "    raise\n"
+                "except sqlite3.DatabaseError as error:\n"
+                "    wal.put_back(path, index)\n"
+                "    raise unusable(path, error) from error",
+            ),
+        ),
         DAMAGE,
     ),
     Mutant(
         "the log of another database is mixed in",
-        (Edit(_EXAMINE, "if ours is not None and both != ours:", "if False:"),),
+        (Edit(_EXAMINE, "_check_identity", "ours is not None and both != ours", "False"),),
         DAMAGE,
     ),
     Mutant(
         "a state whose damage was met is used on",
-        (Edit(_ENGINE, "if self.damage is not None:\n            self._refuse_all(batch)", "if False:"),),
+        (
+            Edit(
+                _ENGINE,
+                "Database._run_together",
+                "if self.damage is not None:\n    self._refuse_all(batch)\n    return",
+                "if False:\n    return",
+            ),
+        ),
         DAMAGE,
     ),
-    Mutant("a backup is not checked", (Edit(_BACKUP, "        check(part)\n", ""),), COPIES),
+    Mutant("a backup is not checked", (Edit(_BACKUP, "make", "check(part)", ""),), COPIES),
     Mutant(
         "a backup is begun again for each change",
-        (Edit(_BACKUP, '        state.execute("BEGIN")\n', ""),),
+        (Edit(_BACKUP, "_copy_snapshot", "state.execute('BEGIN')", ""),),
         COPIES,
     ),
     Mutant(
         "a state is changed by a migration without a backup",
-        (Edit(_BACKUPS, "            self._make(found.schema)\n", ""),),
+        (Edit(_BACKUPS, "Backups.before_use", "self._make(found.schema)", ""),),
         ROTATION,
     ),
     Mutant(
         "a missing state is begun again in silence",
-        (Edit(_BACKUPS, "        if found.schema == 0:", "        if False:"),),
+        (Edit(_BACKUPS, "Backups.before_use", "found.schema == 0", "False"),),
         ROTATION,
     ),
     Mutant(
         "a restore deletes the state that was there",
-        (Edit(_RECOVERY, "            old.rename(new)\n", "            old.unlink()\n"),),
+        (Edit(_RECOVERY, "_set_aside", "old.rename(new)", "old.unlink()"),),
         (*COMMANDS, "-k", "restored"),
     ),
     Mutant(
         "a state is restored while an agent runs",
-        (Edit(_RECOVERY, "    if HomeLock.take(home) is None:\n        raise", "    if False:\n        raise"),),
+        (Edit(_RECOVERY, "restore", "HomeLock.take(home) is None", "False"),),
         (*COMMANDS, "-k", "begun_again"),
     ),
     Mutant(
         "an agent does not notice that its folder was removed",
-        (Edit("src/ugro/agent/lock.py", "        if self.is_lost():\n", "        if False:\n"),),
+        (Edit("ugro.agent.lock", "HomeLock.look", "self.is_lost()", "False"),),
         (*COMMANDS, "-k", "home_was_removed"),
     ),
 )

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from tests.proof.guards import Edit, Mutant
 
-_MOMENT = "src/ugro/core/support/moment.py"
-_RULES = "src/ugro/policy/lifecycle/clock.py"
-_SYNC = "src/ugro/agent/artifacts/checkpoint_sync.py"
-_DIR = "src/ugro/remote/files/checkpoint_dir.py"
-_ORDER = "src/ugro/remote/files/checkpoint_order.py"
+_MOMENT = "ugro.core.support.moment"
+_RULES = "ugro.policy.lifecycle.clock"
+_SYNC = "ugro.agent.artifacts.checkpoint_sync"
+_DIR = "ugro.remote.files.checkpoint_dir"
+_ORDER = "ugro.remote.files.checkpoint_order"
 
 JUMPS = ("tests/integration/engine/test_clock.py", "-k", "no_time_limit")
 MOMENTS = ("tests/unit/core/test_moment.py",)
@@ -22,10 +22,12 @@ MUTANTS = (
         "a time limit counts by the wall clock",
         (
             Edit(
-                "src/ugro/agent/engine/reconciler.py",
-                "return by.now.boot_s > due_s(started, limit_s, by)",
-                "return by.now.wall_s - started.wall_s > limit_s",
+                "ugro.agent.engine.reconciler",
+                "Engine._is_over_time",
+                "by.now.boot_s",
+                "by.now.wall_s - started.wall_s",
             ),
+            Edit("ugro.agent.engine.reconciler", "Engine._is_over_time", "due_s(started, limit_s, by)", "limit_s"),
         ),
         JUMPS,
     ),
@@ -33,77 +35,86 @@ MUTANTS = (
         "the pause before a retry ends by the wall clock",
         (
             Edit(
-                "src/ugro/agent/tracking/scheduler_input.py",
-                "not_before=due_s(*pause, by) if pause else None",
-                "not_before=by.now.boot_s + pause[0].wall_s + pause[1] - by.now.wall_s if pause else None",
+                "ugro.agent.tracking.scheduler_input",
+                "waiting_view",
+                "due_s(*pause, by)",
+                "by.now.boot_s + pause[0].wall_s + pause[1] - by.now.wall_s",
             ),
         ),
         JUMPS,
     ),
     Mutant(
         "within a boot, too, the wall clock decides",
-        (Edit(_MOMENT, "        return since.boot_s + duration_s", f"        return {_BY_WALL}"),),
+        (
+            Edit(
+                _MOMENT,
+                "due_s",
+                "since.boot_s + duration_s",
+                "by.now.boot_s + duration_s - (by.now.wall_s - since.wall_s)",
+            ),
+        ),
         MOMENTS,
     ),
     Mutant(
         "after a restart of the machine a duration is over at once",
-        (Edit(_MOMENT, "max(by_wall_s, by.started.boot_s + min(duration_s, PATIENCE_S))", "by_wall_s"),),
+        (Edit(_MOMENT, "due_s", "max(by_wall_s, by.started.boot_s + min(duration_s, PATIENCE_S))", "by_wall_s"),),
         MOMENTS,
     ),
     Mutant(
         "after a restart of the machine a duration is never over",
-        (Edit(_MOMENT, "return min(latest_s, max(", "return max(latest_s, max("),),
+        (
+            Edit(
+                _MOMENT,
+                "due_s",
+                "min(latest_s, max(by_wall_s, by.started.boot_s + min(duration_s, PATIENCE_S)))",
+                "max(latest_s, max(by_wall_s, by.started.boot_s + min(duration_s, PATIENCE_S)))",
+            ),
+        ),
         MOMENTS,
     ),
     Mutant(
         "a clock that is years off is believed",
-        (Edit(_RULES, "return known.before is not None and not _is_likely(known.before, now)", "return False"),),
+        (Edit(_RULES, "is_doubtful", "known.before is not None and (not _is_likely(known.before, now))", "False"),),
         BELIEVED,
     ),
     Mutant(
         "a jump forward holds no removals",
-        (Edit(_RULES, "is_held = jump.is_restart or jump.by_s >= _HELD_FROM_S", "is_held = False"),),
+        (Edit(_RULES, "look", "jump.is_restart or jump.by_s >= _HELD_FROM_S", "False"),),
         BELIEVED,
     ),
     Mutant(
         "old jobs are removed while the clock is not believed",
-        (Edit("src/ugro/agent/jobs/retention.py", "if not self._may_remove():", "if False:"),),
+        (Edit("ugro.agent.jobs.retention", "Retention.look", "not self._may_remove()", "False"),),
         BELIEVED,
     ),
     Mutant(
         "a clock that is set is not noticed",
-        (Edit(_RULES, "return Jump(now, by_s) if is_set else None", "return None"),),
+        (Edit(_RULES, "_jump", "Jump(now, by_s) if is_set else None", "None"),),
         BELIEVED,
     ),
     Mutant(
         "the newest checkpoint has the newest time",
-        (Edit(_SYNC, "    if own[:2] != known:\n        return own[:2] > known\n", ""),),
+        (Edit(_SYNC, "is_newer", "if own[:2] != known:\n    return own[:2] > known", ""),),
         NEWEST,
     ),
     Mutant(
         "checkpoints of two nodes are ordered by their clocks",
-        (Edit(_SYNC, "attempt = min(found.attempt, job.attempt)", "off_ns = attempt = 0"),),
+        (Edit(_SYNC, "CheckpointSync._offer", "attempt = min(found.attempt, job.attempt)", "off_ns = attempt = 0"),),
         HOURS_OFF,
     ),
     Mutant(
         "a checkpoint is of the attempt that looks",
-        (Edit(_ORDER, "if attempt > self._begun:", "if False:"),),
+        (Edit(_ORDER, "Order.begin", "attempt > self._begun", "False"),),
         NEWEST,
     ),
     Mutant(
         "what is older than the start of a run is decided by a clock that was set back",
-        (Edit("src/ugro/remote/clock.py", "return min(wall_then_s,", "return max(wall_then_s,"),),
+        (Edit("ugro.remote.clock", "wall_s", "min", "max"),),
         ("tests/unit/remote/test_workdir.py", "-k", "clock"),
     ),
     Mutant(
         "in a folder of the user, the agent's clock says what is older than the job",
-        (
-            Edit(
-                _DIR,
-                "self._since_ns = 0 if age_s is None else time.time_ns() - int(float(age_s) * 1e9)",
-                "self._since_ns = 0 if age_s is None else time.time_ns() + 18000 * 10**9 - int(float(age_s) * 1e9)",
-            ),
-        ),
+        (Edit(_DIR, "CheckpointDir.__init__", "time.time_ns()", "time.time_ns() + 18000 * 10 ** 9"),),
         HOURS_OFF,
     ),
 )

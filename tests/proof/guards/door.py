@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from tests.proof.guards import Edit, Mutant
 
-_DOOR = "src/ugro/agent/door.py"
-_ACCESS = "src/ugro/web/access.py"
-_TOKENS = "src/ugro/web/tokens.py"
-_APP = "src/ugro/web/app.py"
+_DOOR = "ugro.agent.door"
+_ACCESS = "ugro.web.access"
+_TOKENS = "ugro.web.tokens"
+_APP = "ugro.web.app"
 
 CROWD = ("tests/integration/dashboard/test_door.py", "-k", "starve")
 LAST = ("tests/integration/dashboard/test_door.py", "-k", "last_descriptors")
@@ -22,9 +22,9 @@ UNITS = ("tests/unit/agent/test_connections.py",)
 TEAM = ("tests/integration/agent/test_team_limits.py",)
 TERMINAL = ("tests/unit/cli/test_untrusted.py",)
 
-_NO_BOUND = Edit(_DOOR, "(is_tight or len(strangers) >= limits.strangers)", "is_tight")
-_NO_TOTAL = Edit(_DOOR, "len(inside) < limits.connections:", "True:")
-_NO_RESERVE = Edit(_DOOR, "is_tight = highest >= limit - self.limits.free_descriptors(limit)", "is_tight = False")
+_NO_BOUND = Edit(_DOOR, "leaving", "is_tight or len(strangers) >= limits.strangers", "is_tight")
+_NO_TOTAL = Edit(_DOOR, "leaving", "len(inside) < limits.connections", "True")
+_NO_RESERVE = Edit(_DOOR, "Door._admit", "highest >= limit - self.limits.free_descriptors(limit)", "False")
 
 MUTANTS = (
     Mutant("connections to the dashboard are not bounded", (_NO_BOUND, _NO_TOTAL, _NO_RESERVE), CROWD),
@@ -33,95 +33,101 @@ MUTANTS = (
     Mutant("the dashboard takes the last descriptors", (_NO_RESERVE,), LAST),
     Mutant(
         "one member may have all connections",
-        (Edit(_DOOR, "len(own) >= limits.of_one_peer:", "False:"),),
+        (Edit(_DOOR, "leaving", "len(own) >= limits.of_one_peer", "False"),),
         UNITS,
     ),
     Mutant(
         "one user may have all connections",
-        (Edit(_DOOR, "== connection.user], self.limits.of_one_user)", "== connection.user], None)"),),
+        (Edit(_DOOR, "Door.makes_room", "self.limits.of_one_user", "None"),),
         ("tests/integration/agent/test_door_shares.py",),
     ),
     Mutant(
         "members may send as much as the owner",
-        (Edit("src/ugro/agent/server.py", "_LARGEST_BODY_OF_MEMBERS if is_of_team else", ""),),
+        (
+            Edit(
+                "ugro.agent.server",
+                "socket_server",
+                "_LARGEST_BODY_OF_MEMBERS if is_of_team else _LARGEST_BODY",
+                "_LARGEST_BODY",
+            ),
+        ),
         TEAM,
     ),
     Mutant(
         "a request inherits the client of the one before it",
-        (Edit("src/ugro/agent/server.py", "reset_contextvars=True,", "reset_contextvars=False,"),),
+        (Edit("ugro.agent.server", "socket_server", "True", "False"),),
         TEAM,
     ),
     Mutant(
         "the agent keeps the limit of descriptors that it was given",
-        (Edit("src/ugro/core/support/descriptors.py", "and soft < wanted:", "and soft > wanted:"),),
+        (Edit("ugro.core.support.descriptors", "raise_limit", "soft < wanted", "soft > wanted"),),
         CROWD,
     ),
     Mutant(
         "jobs get the agent's limit of descriptors",
-        (Edit("src/ugro/nodes/process.py", "        restore_limit(process.pid)", "        pass"),),
+        (Edit("ugro.nodes.process", "_start", "restore_limit(process.pid)", "pass"),),
         CROWD,
     ),
     Mutant(
         "strangers may take their time",
-        (Edit(_DOOR, "return now - self.began > limits.stranger_s", "return False"),),
+        (Edit(_DOOR, "Connection.is_overdue", "now - self.began > limits.stranger_s", "False"),),
         SLOW,
     ),
     Mutant(
         "unfinished bodies are waited for",
-        (Edit(_DOOR, "return self.cycle.more_body and now - self.since > limits.body_s", "return False"),),
+        (Edit(_DOOR, "Connection.is_overdue", "self.cycle.more_body and now - self.since > limits.body_s", "False"),),
         SLOW,
     ),
     Mutant(
         "bodies are not bounded",
-        (Edit("src/ugro/agent/api/body_limit.py", "self._left -= ", "self._left -= 0 * "),),
+        (
+            Edit(
+                "ugro.agent.api.body_limit",
+                "_Counted.receive",
+                "len(message.get('body', b''))",
+                "0 * len(message.get('body', b''))",
+            ),
+        ),
         LARGE,
     ),
     Mutant(
         "declared lengths of bodies are not looked at",
-        (Edit("src/ugro/agent/api/body_limit.py", "elif _declared(scope) > self._most:", "elif False:"),),
+        (Edit("ugro.agent.api.body_limit", "BodyLimit.__call__", "_declared(scope) > self._most", "False"),),
         LARGE,
     ),
     Mutant(
         "live streams of a session are not bounded",
-        (Edit("src/ugro/web/streams.py", "if len(self._open[session]) >= MOST_PER_SESSION:", "if False:"),),
+        (Edit("ugro.web.streams", "Streams.serve", "len(self._open[session]) >= MOST_PER_SESSION", "False"),),
         STREAMS,
     ),
     Mutant(
-        "signing out does not end the session", (Edit(_TOKENS, "        self._known.pop(name, None)\n", ""),), SIGN_OUT
+        "signing out does not end the session",
+        (Edit(_TOKENS, "Sessions.end", "self._known.pop(name, None)", ""),),
+        SIGN_OUT,
     ),
     Mutant(
         "signing out lasts until the agent stops",
-        (
-            Edit(
-                _TOKENS,
-                "        self._known.pop(name, None)\n        try:\n            self._write()",
-                "        self._known.pop(name, None)\n        try:\n            pass",
-            ),
-        ),
+        (Edit(_TOKENS, "Sessions.end", "self._write()", "pass"),),
         SESSIONS,
     ),
     Mutant(
         "streams go on after signing out",
-        (Edit(_APP, "        access.streams.end(request.scope[SESSION])\n", ""),),
+        (Edit(_APP, "_add_login.logout", "access.streams.end(request.scope[SESSION])", ""),),
         SIGN_OUT,
     ),
     Mutant(
         "routes for strangers are prefixes",
         (
-            Edit(_ACCESS, 'if scope["path"] == "/login":', 'if scope["path"].startswith(("/login", "/static")):'),
-            Edit("src/ugro/web/site.py", "if request.scope.get(SESSION) is None:", "if False:"),
+            Edit(_ACCESS, "_signs_in", "scope['path'] == '/login'", "scope['path'].startswith(('/login', '/static'))"),
+            Edit("ugro.web.site", "Site.error", "request.scope.get(SESSION) is None", "False"),
         ),
         STRANGERS,
     ),
     Mutant(
         "a stranger's page shows the name of the cluster",
         (
-            Edit(
-                "src/ugro/web/site.py",
-                "render(once=once, to=to)",
-                "render(once=once, to=self.agent.status().cluster_name)",
-            ),
-            Edit("src/ugro/web/templates/login.html", "<h1>Sign in</h1>", "<h1>Sign in {{ to }}</h1>"),
+            Edit("ugro.web.site", "Site.sign_in", "to", "self.agent.status().cluster_name"),
+            Edit("web/templates/login.html", "", "<h1>Sign in</h1>", "<h1>Sign in {{ to }}</h1>"),
         ),
         STRANGERS,
     ),
@@ -130,22 +136,46 @@ MUTANTS = (
         (
             Edit(
                 _APP,
-                "        return site.sign_in(once, to)",
-                "        tokens.take(once, time.time())\n        return site.sign_in(once, to)",
+                "_add_login.offer",
+                "'A GET changes nothing: programs that look at links before people do must not use them up.'",
+                "'A GET changes nothing: programs that look at links before people "
+                "do must not use them up.'\n"
+                "tokens.take(once, time.time())",
             ),
         ),
         LINKS,
     ),
     Mutant(
         "titles and clipboards reach the terminal",
-        (Edit("src/ugro/cli/untrusted.py", "if self._is_dumb or not (is_colour or deletes):", "if self._is_dumb:"),),
+        (
+            Edit(
+                "ugro.cli.untrusted",
+                "TerminalFilter._kept",
+                "self._is_dumb or not (is_colour or deletes)",
+                "self._is_dumb",
+            ),
+        ),
         TERMINAL,
     ),
     Mutant(
         "a string without an end swallows what follows",
         (
-            Edit("src/ugro/cli/untrusted.py", "[^\\x07\\r\\n\\x1b", "[^\\x07\\x1b"),
-            Edit("src/ugro/cli/untrusted.py", "]{0,4096}", "]*"),
+            Edit(
+                "ugro.cli.untrusted",
+                "",
+                "'(?:\\\\x1b[\\\\]PX^_]|[\\\\x90\\\\x98\\\\x9d\\\\x9e\\\\x9f])[^\\"
+                "\\x07\\\\r\\\\n\\\\x1b\\\\x90\\\\x98\\\\x9c-\\\\x9f]{0,4096}'",
+                "'(?:\\\\x1b[\\\\]PX^_]|[\\\\x90\\\\x98\\\\x9d\\\\x9e\\\\x9f])[^\\"
+                "\\x07\\\\x1b\\\\x90\\\\x98\\\\x9c-\\\\x9f]{0,4096}'",
+            ),
+            Edit(
+                "ugro.cli.untrusted",
+                "",
+                "'(?:\\\\x1b[\\\\]PX^_]|[\\\\x90\\\\x98\\\\x9d\\\\x9e\\\\x9f])[^\\"
+                "\\x07\\\\r\\\\n\\\\x1b\\\\x90\\\\x98\\\\x9c-\\\\x9f]{0,4096}'",
+                "'(?:\\\\x1b[\\\\]PX^_]|[\\\\x90\\\\x98\\\\x9d\\\\x9e\\\\x9f])[^\\"
+                "\\x07\\\\r\\\\n\\\\x1b\\\\x90\\\\x98\\\\x9c-\\\\x9f]*'",
+            ),
         ),
         TERMINAL,
     ),

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from tests.proof.guards import Edit, Mutant
 
-_FORMING = "src/ugro/policy/elastic/forming.py"
-_STANDING = "src/ugro/policy/elastic/standing.py"
-_MEETING = "src/ugro/train/elastic/meeting.py"
-_RUN = "src/ugro/remote/runs/elastic.py"
+_FORMING = "ugro.policy.elastic.forming"
+_STANDING = "ugro.policy.elastic.standing"
+_MEETING = "ugro.train.elastic.meeting"
+_RUN = "ugro.remote.runs.elastic"
 
+_MEMBERSHIP = "ugro.train.elastic.membership"
+_STEPPING = "ugro.train.stepping"
+_ENDED = "ugro.train.ended"
+_RUN_STATE = "ugro.remote.runs.run_state"
+
+_STEPS = ("tests/integration/train/test_elastic.py", "-k", "counts_only")
+_ENDS = ("tests/integration/runs/test_ended_ranks.py",)
 _RULES = ("tests/unit/policy/elastic",)
 _STORE = ("tests/unit/train/test_meeting.py",)
 _RUNS = ("tests/integration/runs/test_elastic_run.py",)
@@ -19,20 +26,21 @@ MUTANTS = (
         (
             Edit(
                 _FORMING,
-                "    if any(_may_come(rank, forming) for rank in forming.previous - forming.ready):\n",
-                "    if False:\n",
+                "decide",
+                "any((_may_come(rank, forming) for rank in forming.previous - forming.ready))",
+                "False",
             ),
         ),
         _RULES,
     ),
     Mutant(
         "ranks without a state go on alone",
-        (Edit(_FORMING, "    if not trained:\n", "    if False:\n"),),
+        (Edit(_FORMING, "decide", "not trained", "False"),),
         _RULES,
     ),
     Mutant(
         "a rank that was left behind goes on",
-        (Edit(_MEETING, "        if self._place(formed) is None:\n", "        if False:\n"),),
+        (Edit(_MEETING, "Meeting._checked", "self._place(formed) is None", "False"),),
         _STORE,
     ),
     Mutant(
@@ -40,15 +48,16 @@ MUTANTS = (
         (
             Edit(
                 _MEETING,
-                'self._store.compare_set(f"{number}/members", "", ',
-                'self._store.set(f"{number}/members/{self.rank}", ',
+                "Meeting._decide",
+                "self._store.compare_set(f'{number}/members', '', json.dumps({'members': members, 'asked': asked}))",
+                "self._store.set(f'{number}/members/{self.rank}', json.dumps({'members': members, 'asked': asked}))",
             ),
         ),
         _STORE,
     ),
     Mutant(
         "a rank joins while the others are at an exchange",
-        (Edit(_MEETING, "        if not all(one.takes for one in ready.values()):", "        if False:"),),
+        (Edit(_MEETING, "Meeting._decide", "not all((one.takes for one in ready.values()))", "False"),),
         _STORE,
     ),
     Mutant(
@@ -56,7 +65,8 @@ MUTANTS = (
         (
             Edit(
                 _RUN,
-                "    if rank.starts != starts or rank.is_running or not rank.has_failed:\n        return False\n",
+                "may_start_again",
+                "if rank.starts != starts or rank.is_running or (not rank.has_failed):\n    return False",
                 "",
             ),
         ),
@@ -65,24 +75,72 @@ MUTANTS = (
     Mutant(
         "a rank is started again beside what its last process left",
         (
-            Edit(_RUN, "    return not left\n", "    return True\n"),
-            Edit(_RUN, "        terminate.kill_child(pid)\n", "        pass\n"),
+            Edit(_RUN, "may_start_again", "not left", "True"),
+            Edit(_RUN, "may_start_again", "terminate.kill_child(pid)", "pass"),
         ),
         _RUNS,
     ),
     Mutant(
         "a rank is started again before the others have gone on without it",
-        (Edit(_STANDING, " and one.rank not in view.members:", ":"),),
+        (
+            Edit(
+                _STANDING,
+                "rejoin",
+                "one.can_start and is_due and (one.starts <= view.rejoins) and (one.rank not in view.members)",
+                "one.can_start and is_due and (one.starts <= view.rejoins)",
+            ),
+        ),
         _RULES,
     ),
     Mutant(
         "an attempt succeeds although a rank of its last group failed",
-        (Edit(_STANDING, "view.members <= done", "bool(view.members & done)"),),
+        (Edit(_STANDING, "is_done", "view.members <= done", "bool(view.members & done)"),),
         _RULES,
     ),
     Mutant(
         "an attempt goes on with fewer ranks than it needs",
-        (Edit(_STANDING, "    if len(left) < view.min_ranks:\n", "    if False:\n"),),
+        (Edit(_STANDING, "problem", "len(left) < view.min_ranks", "False"),),
         _RULES,
+    ),
+    Mutant(
+        "a step counts before the devices have its gradients",
+        (Edit(_MEMBERSHIP, "Elastic.agreed", "all((is_there for is_there, *_ in said))", "True"),),
+        _STEPS,
+    ),
+    Mutant(
+        "an optimizer runs before ranks know of each other's gradients",
+        (
+            Edit(
+                _STEPPING,
+                "Stepping.bucket",
+                "_at_end_of_backward(partial(self._agree, self._moments))",
+                "self._gathering = self.group.gather(self._word(self._moments).numbers())",
+            ),
+        ),
+        _STEPS,
+    ),
+    Mutant(
+        "a rank has succeeded whose script raised",
+        (
+            Edit(
+                _ENDED,
+                "_note",
+                "os.getpid() != pid or not _has_returned(script) or _waits_for_children()",
+                "os.getpid() != pid or _waits_for_children()",
+            ),
+        ),
+        _ENDS,
+    ),
+    Mutant(
+        "a rank that was killed has succeeded whatever it noted",
+        (
+            Edit(
+                _RUN_STATE,
+                "RunLife._has_ended_by_itself",
+                "started is not None and started == b'%d' % rank.start_ticks",
+                "not started or started == b'%d' % rank.start_ticks",
+            ),
+        ),
+        _ENDS,
     ),
 )

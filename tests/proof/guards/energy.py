@@ -9,7 +9,7 @@ METER = "tests/integration/runs/test_meter.py"
 MUTANTS = (
     Mutant(
         "a driver that hangs keeps a run from ending",
-        (Edit("src/ugro/remote/runs/meter.py", "is_readable(self._done, within_s)", "is_readable(self._done, None)"),),
+        (Edit("ugro.remote.runs.meter", "Meter.finish", "within_s", "None"),),
         (METER, "-k", "hangs"),
     ),
 )

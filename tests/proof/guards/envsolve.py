@@ -10,31 +10,32 @@ SECRETS = ("tests/unit/config/test_python_env.py",)
 MEMBERS = ("tests/unit/agent/test_env_of_members.py",)
 TOOLS = ("tests/unit/agent/test_python_tools.py",)
 
-_NAMING = "src/ugro/policy/python_env/naming.py"
-_RESOLVING = "src/ugro/agent/python_env/resolving.py"
-_READING = "src/ugro/agent/python_env/reading.py"
-_TOOLS = "src/ugro/agent/python_env/tools.py"
+_NAMING = "ugro.policy.python_env.naming"
+_RESOLVING = "ugro.agent.python_env.resolving"
+_READING = "ugro.agent.python_env.reading"
+_TOOLS = "ugro.agent.python_env.tools"
 
 MUTANTS = (
     Mutant(
         "an environment's name does not depend on the hashes of its files",
-        (Edit(_NAMING, '{equals}{version}", *hashes]', '{equals}{version}"]'),),
-        NAMES,
-    ),
-    Mutant(
-        "hashes that a lock gives are replaced by those of the index",
         (
             Edit(
-                "src/ugro/policy/python_env/pinned.py",
-                "    if not known:\n        return resolved\n",
-                "    if known is not None:\n        return resolved\n",
+                _NAMING,
+                "_canonical",
+                "[f'{normal(name)}{equals}{version}', *hashes]",
+                "[f'{normal(name)}{equals}{version}']",
             ),
         ),
         NAMES,
     ),
     Mutant(
+        "hashes that a lock gives are replaced by those of the index",
+        (Edit("ugro.policy.python_env.pinned", "with_given_hashes", "not known", "known is not None"),),
+        NAMES,
+    ),
+    Mutant(
         "an environment is resolved again by itself",
-        (Edit(_RESOLVING, "if not upgrade and (known := ", "if False and (known := "),),
+        (Edit(_RESOLVING, "Resolver.resolve", "not upgrade", "False"),),
         (*RESOLVING, "-k", "new_version"),
     ),
     Mutant(
@@ -42,82 +43,98 @@ MUTANTS = (
         (
             Edit(
                 _RESOLVING,
-                "        ended = await run([uv, *argv], env=",
-                '        argv = [*argv, "--default-index", sources.index_url or ""]\n'
-                "        ended = await run([uv, *argv], env=",
+                "Resolver._uv",
+                "variables = await self._tools.variables(request, own, work)",
+                "variables = await self._tools.variables(request, own, work)\n"
+                "argv = [*argv, '--default-index', sources.index_url or '']",
             ),
         ),
         (*RESOLVING, "-k", "password"),
     ),
     Mutant(
         "an index's password is in what uv is said to have said",
-        (Edit("src/ugro/agent/python_env/tools.py", "[mask(line) for line in", "[line for line in"),),
+        (Edit("ugro.agent.python_env.tools", "failed", "mask(line)", "line"),),
         ("tests/unit/agent/test_python_tools.py",),
     ),
     Mutant(
         "a job's document shows the password of its index",
-        (
-            Edit(
-                "src/ugro/core/python_env.py",
-                "        return self.with_addresses(without_passwords)",
-                "        return self",
-            ),
-        ),
+        (Edit("ugro.core.python_env", "EnvRequest.masked", "self.with_addresses(without_passwords)", "self"),),
         (*SECRETS, "-k", "document"),
     ),
     Mutant(
         "what a cluster file says about an index is shown with its password",
-        (Edit("src/ugro/config/allowance.py", "yield without_passwords(line) if", "yield line if"),),
+        (Edit("ugro.config.allowance", "_setting_lines", "without_passwords(line)", "line"),),
         (*SECRETS, "-k", "document"),
     ),
     Mutant(
         "a browser has the agent read a file of this machine",
-        (Edit("src/ugro/agent/python_env/reading.py", 'if value is not None and "\\n" not in value:', "if False:"),),
+        (Edit("ugro.agent.python_env.reading", "refuse_files", "value is not None and '\\n' not in value", "False"),),
         (*SECRETS, "-k", "browser"),
     ),
     Mutant(
         "a package is built on the agent's machine for a member",
-        (Edit(_RESOLVING, '("--only-binary", ":all:", ', "("),),
+        (
+            Edit(
+                _RESOLVING,
+                "Resolver._pinned",
+                "('--only-binary', ':all:', '--format', 'pylock.toml')",
+                "('--format', 'pylock.toml')",
+            ),
+        ),
         (*RESOLVING, "-k", "built"),
     ),
     Mutant(
         "the packages of a lock are not looked at",
-        (Edit(_RESOLVING, "=_checked(line for _, line in exported)", "=tuple(line for _, line in exported)"),),
+        (Edit(_RESOLVING, "Resolver._pinned", "_checked", "tuple"),),
         (*RESOLVING, "-k", "lock"),
     ),
     Mutant(
         "a member's packages are taken for the owner's",
-        (Edit(_READING, "    if may_read_files():\n        return Whose.OWNER\n", "    return Whose.OWNER\n"),),
+        (Edit(_READING, "_whose", "if may_read_files():\n    return Whose.OWNER", "return Whose.OWNER"),),
         MEMBERS,
     ),
     Mutant(
         "a file's own sources are not looked at",
-        (Edit(_READING, "chosen = request.addresses if own.names_packages else own.addr", "chosen = own.addr"),),
+        (
+            Edit(
+                _READING,
+                "environment_of",
+                "request.addresses if own.names_packages else own.addresses",
+                "own.addresses",
+            ),
+        ),
         MEMBERS,
     ),
     Mutant(
         "uv sees the agent's variables for everybody",
-        (Edit(_TOOLS, "if not request.is_foreign:\n            return env", "if True:\n            return env"),),
+        (Edit(_TOOLS, "Tools.variables", "not request.is_foreign", "True"),),
         TOOLS,
     ),
     Mutant(
         "the login of pip's index is everybody's",
-        (Edit(_TOOLS, "if request.is_foreign:\n            index, extra", "if False:\n            index, extra"),),
+        (Edit(_TOOLS, "Tools.sources_of", "request.is_foreign", "False"),),
         TOOLS,
     ),
     Mutant(
         "what a member got with a password is resolved for everybody",
-        (Edit(_NAMING, "request.user if has_login else True", "True"),),
+        (Edit(_NAMING, "apart", "request.user if has_login else True", "True"),),
         NAMES,
     ),
     Mutant(
         "the files of an environment are sent to whoever knows its name",
-        (Edit(_NAMING, "{name}\" if request.is_foreign else name", "{name}\" if False else name"),),
+        (Edit(_NAMING, "files_key", "request.is_foreign", "False"),),
         (*RESOLVING, "-k", "private"),
     ),
     Mutant(
         "a uv that was damaged here is executed and sent",
-        (Edit("src/ugro/agent/python_env/tools.py", ".content == _record(folder).read_text()", ".content != ''"),),
+        (
+            Edit(
+                "ugro.agent.python_env.tools",
+                "_is_whole",
+                "blob_of(folder / _UV).content == _record(folder).read_text()",
+                "blob_of(folder / _UV).content != ''",
+            ),
+        ),
         ("tests/unit/agent/test_python_tools.py",),
     ),
 )

@@ -7,44 +7,69 @@ from tests.proof.guards import Edit, Mutant
 _LOCKS = ("tests/integration/runs/test_gpu_locks.py", "-k", "one_group or last_rank")
 _SCHEDULER = ("tests/unit/policy/scheduling/test_sharing.py",)
 _STORE = ("tests/unit/store/test_jobs.py", "-k", "one_group")
-_GPU_LOCKS = "src/ugro/remote/hardware/gpu_locks.py"
-_SHARING = "src/ugro/policy/scheduling/sharing.py"
-_DEVICES = "src/ugro/store/devices.py"
+_GPU_LOCKS = "ugro.remote.hardware.gpu_locks"
+_SHARING = "ugro.policy.scheduling.sharing"
+_DEVICES = "ugro.store.devices"
 
 MUTANTS = (
     Mutant(
         "a node gives a shared GPU to strangers",
-        (Edit(_GPU_LOCKS, "if is_stranger and not _is_free(seat):", "if False:"),),
+        (Edit(_GPU_LOCKS, "_expect_no_seats", "is_stranger and (not _is_free(seat))", "False"),),
         _LOCKS,
     ),
     Mutant(
         "what a killed supervisor left does not hold its seat",
-        (Edit(_GPU_LOCKS, "return not is_held and (not record or is_over(record))", "return not is_held"),),
+        (Edit(_GPU_LOCKS, "_is_free", "not is_held and (not record or is_over(record))", "not is_held"),),
         _LOCKS,
     ),
     Mutant(
         "the groups of two agents with the same name are one",
-        (Edit("src/ugro/remote/runs/claim.py", 'group="%s %s" % (run.agent.name, share.group)', "group=share.group"),),
+        (
+            Edit(
+                "ugro.remote.runs.claim", "Claims._take_gpus", "'%s %s' % (run.agent.name, share.group)", "share.group"
+            ),
+        ),
         _LOCKS,
     ),
     Mutant(
         "the scheduler lets trials of another sweep join",
-        (Edit(_SHARING, "if group != sharing.group or count >= sharing.most", "if count >= sharing.most"),),
+        (
+            Edit(
+                _SHARING,
+                "_seats",
+                "group != sharing.group or count >= sharing.most or gpu.is_foreign or gpu.is_broken",
+                "count >= sharing.most or gpu.is_foreign or gpu.is_broken",
+            ),
+        ),
         _SCHEDULER,
     ),
     Mutant(
         "the scheduler lets too many join",
-        (Edit(_SHARING, "if group != sharing.group or count >= sharing.most", "if group != sharing.group"),),
+        (
+            Edit(
+                _SHARING,
+                "_seats",
+                "group != sharing.group or count >= sharing.most or gpu.is_foreign or gpu.is_broken",
+                "group != sharing.group or gpu.is_foreign or gpu.is_broken",
+            ),
+        ),
         _SCHEDULER,
     ),
     Mutant(
         "a GPU that a job waits for is joined",
-        (Edit(_SHARING, "if not room.kept and room.node.name not in avoid", "if room.node.name not in avoid"),),
+        (Edit(_SHARING, "join", "not room.kept and room.node.name not in avoid", "room.node.name not in avoid"),),
         _SCHEDULER,
     ),
     Mutant(
         "the database lets strangers share a GPU",
-        (Edit(_DEVICES, "return not strangers and", "return"),),
+        (
+            Edit(
+                _DEVICES,
+                "_is_open",
+                "not strangers and (sharing is None or len(held) < sharing.most)",
+                "sharing is None or len(held) < sharing.most",
+            ),
+        ),
         _STORE,
     ),
 )

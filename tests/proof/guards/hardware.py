@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from tests.proof.guards import Edit, Mutant
 
-_NETWORK = "src/ugro/remote/bench/network.py"
-_STORAGE = "src/ugro/remote/bench/storage.py"
-_SERVICE = "src/ugro/agent/hardware/service.py"
-_INPUT = "src/ugro/agent/tracking/scheduler_input.py"
-_WIRING = "src/ugro/agent/wiring.py"
-_DECLINE = "src/ugro/policy/hardware/decline.py"
+_NETWORK = "ugro.remote.bench.network"
+_STORAGE = "ugro.remote.bench.storage"
+_SERVICE = "ugro.agent.hardware.service"
+_INPUT = "ugro.agent.tracking.scheduler_input"
+_WIRING = "ugro.agent.wiring"
+_DECLINE = "ugro.policy.hardware.decline"
 
 REMOTE = ("tests/unit/remote/test_bench.py",)
 DECLINE = ("tests/unit/policy/hardware/test_decline.py",)
@@ -20,52 +20,66 @@ COMMAND = ("tests/integration/nodes/test_bench.py", "-k")
 MUTANTS = (
     Mutant(
         "anybody who connects is measured with",
-        (Edit(_NETWORK, "if hmac.compare_digest(_exactly(peer, _PROOF), _proof(secret, challenge)):", "if True:"),),
+        (Edit(_NETWORK, "_admit", "hmac.compare_digest(_exactly(peer, _PROOF), _proof(secret, challenge))", "True"),),
         (*REMOTE, "-k", "stranger"),
     ),
     Mutant(
         "the listener is open at every address",
-        (Edit(_NETWORK, 'socket.create_server((str(params["address"]), 0)', 'socket.create_server(("0.0.0.0", 0)'),),
+        (Edit(_NETWORK, "listen", "str(params['address'])", "'0.0.0.0'"),),
         (*REMOTE, "-k", "bound_to_its_address"),
     ),
     Mutant(
         "a disk is filled to the brim",
-        (Edit(_STORAGE, "    if shortage is not None:\n", "    if False:\n"),),
+        (Edit(_STORAGE, "storage", "shortage is not None", "False"),),
         (*REMOTE, "-k", "little_room"),
     ),
     Mutant(
         "jobs start on a node that is measured",
-        (Edit(_INPUT, "        return self.held\n", "        return None\n"),),
+        (Edit(_INPUT, "_Standing.objection", "self.held", "None"),),
         (*COMMAND, "no_job_starts"),
     ),
     Mutant(
         "a node with a job is measured",
-        (Edit(_SERVICE, "if found and not wish.is_forced:", "if False:"),),
+        (Edit(_SERVICE, "HardwareService._refuse", "found and (not wish.is_forced)", "False"),),
         (*COMMAND, "unless_forced"),
     ),
     Mutant(
         "one low run is a finding",
-        (Edit(_DECLINE, "before, now = median(earlier), max(low)", "before, now = median(earlier), min(low)"),),
+        (Edit(_DECLINE, "declined", "max", "min"),),
         DECLINE,
     ),
     Mutant(
         "any change of a quick fsync is a finding",
-        (Edit(_DECLINE, "min(before * (1 - _SYNC_MARGIN), 1 / _LONG_SYNC_S)", "before * (1 - _SYNC_MARGIN)"),),
+        (
+            Edit(
+                _DECLINE,
+                "Series.least",
+                "min(before * (1 - _SYNC_MARGIN), 1 / _LONG_SYNC_S)",
+                "before * (1 - _SYNC_MARGIN)",
+            ),
+        ),
         DECLINE,
     ),
     Mutant(
         "static shares ignore what was measured",
-        (Edit(_WIRING, "    planner.measured = base.measured.latest_of\n", ""),),
+        (Edit(_WIRING, "_footing", "planner.measured = base.measured.latest_of", ""),),
         (*USE, "static_shares"),
     ),
     Mutant(
         "nodes are chosen without what was measured",
-        (Edit(_WIRING, "    health.speeds = base.measured.speeds\n", ""),),
+        (Edit(_WIRING, "_inform_health", "health.speeds = base.measured.speeds", ""),),
         (*USE, "equal_nodes"),
     ),
     Mutant(
         "a node's figures are believed whatever they are",
-        (Edit("src/ugro/agent/hardware/lines.py", "or not 0 <= value <= _LARGEST:", "and False:"),),
+        (
+            Edit(
+                "ugro.agent.hardware.lines",
+                "_number",
+                "not isinstance(value, int | float) or not math.isfinite(value) or (not 0 <= value <= _LARGEST)",
+                "not isinstance(value, int | float) or (not math.isfinite(value) and False)",
+            ),
+        ),
         LINES,
     ),
 )

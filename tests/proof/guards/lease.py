@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from tests.proof.guards import Edit, Mutant
 
-_REAPER = "src/ugro/remote/runs/reaper.py"
-_STOP = "src/ugro/remote/runs/stop.py"
-_LEASE = "src/ugro/remote/runs/lease.py"
-_SUPERVISOR = "src/ugro/remote/runs/supervisor.py"
+_REAPER = "ugro.remote.runs.reaper"
+_STOP = "ugro.remote.runs.stop"
+_LEASE = "ugro.remote.runs.lease"
+_SUPERVISOR = "ugro.remote.runs.supervisor"
 
 STOPPED = ("tests/integration/runs/test_reaper.py", "-k", "stopped or hangs")
 LEFT = ("tests/integration/runs/test_reaper.py", "-k", "left_has_ended or claim_more")
@@ -17,82 +17,114 @@ RULE = ("tests/unit/remote/test_lease.py",)
 MUTANTS = (
     Mutant(
         "nobody but the supervisor keeps a lease",
-        (Edit(_REAPER, "            self._keep_leases()\n", ""),),
+        (Edit(_REAPER, "_Watch.run", "self._keep_leases()", ""),),
         STOPPED,
     ),
     Mutant(
         "two attempts run while a supervisor is stopped",
-        (Edit(_REAPER, "            self._keep_leases()\n", ""),),
+        (Edit(_REAPER, "_Watch.run", "self._keep_leases()", ""),),
         ("tests/proof/test_leases.py", "-k", "stopped_supervisor"),
     ),
     Mutant(
         "a supervisor that hangs keeps its ranks",
-        (Edit(_REAPER, "if step == KILL:", "if False:"),),
+        (Edit(_REAPER, "_Watch._keep_leases", "step == KILL", "False"),),
         STOPPED,
     ),
     Mutant(
         "a file server that hangs keeps a lease alive",
         (
-            Edit(_REAPER, "                _thread.start_new_thread(self._listen, ())\n", ""),
-            Edit(_REAPER, "                self._is_listening = True\n", "                pass\n"),
+            Edit(_REAPER, "_Watch._begin_lease", "_thread.start_new_thread(self._listen, ())", ""),
+            Edit(_REAPER, "_Watch._begin_lease", "self._is_listening = True", "pass"),
         ),
         STOPPED,
     ),
     Mutant(
         "reaper and supervisor are in one session",
-        (Edit(_REAPER, "            os.setsid()\n", "            pass\n"),),
+        (Edit(_REAPER, "_serve", "os.setsid()", "pass"),),
         ("tests/integration/runs/test_reaper.py", "-k", "group"),
     ),
     Mutant(
         "a reaper adopts nothing",
-        (Edit(_REAPER, "    process_tree.become_subreaper()\n", ""),),
+        (Edit(_REAPER, "fork", "process_tree.become_subreaper()", ""),),
         LEFT,
     ),
     Mutant(
         "a run is said to be over before its reaper is done",
-        (Edit(_STOP, "            _await_reaper(run)\n", ""),),
+        (Edit(_STOP, "clean", "_await_reaper(run)", ""),),
         LEFT,
     ),
     Mutant(
         "all is said to have ended when both were killed",
-        (Edit(_STOP, "return is_alive or is_older or", "return True or"),),
+        (
+            Edit(
+                _STOP,
+                "_is_proven",
+                "is_alive or is_older or run.has_all_ended() or has_group",
+                "True or run.has_all_ended() or has_group",
+            ),
+        ),
         LEFT,
     ),
     Mutant(
         "a reaper ends with a supervisor that was killed before it had read all",
-        (Edit(_REAPER, "except (BlockingIOError, ConnectionResetError):", "except BlockingIOError:"),),
+        (Edit(_REAPER, "_Watch._hear", "(BlockingIOError, ConnectionResetError)", "BlockingIOError"),),
         STOPPED,
     ),
     Mutant(
         "what is left in a run's control group is not ended",
-        (Edit(_STOP, ", **terminate.in_groups(_groups(run))", ""),),
+        (
+            Edit(
+                _STOP,
+                "_end_leftovers.find",
+                "{**terminate.in_cgroup(cgroup), **terminate.in_groups(_groups(run))}",
+                "{**terminate.in_cgroup(cgroup)}",
+            ),
+        ),
         ("tests/integration/runs/test_reaper.py", "-k", "control_group"),
     ),
     Mutant(
         "a killed reaper has no successor",
-        (Edit(_SUPERVISOR, "            self._reaper.replace()\n", ""),),
+        (Edit(_SUPERVISOR, "Supervisor._replace_reaper", "self._reaper.replace()", ""),),
         SUCCESSOR,
     ),
     Mutant(
         "a second reaper is taken for what a run left",
-        (Edit(_SUPERVISOR, "self._ownership.helper = self._reaper.pid", "pass"),),
+        (Edit(_SUPERVISOR, "Supervisor._replace_reaper", "self._ownership.helper = self._reaper.pid", "pass"),),
         SUCCESSOR,
     ),
     Mutant(
         "a lease that was over is renewed",
-        (Edit(_LEASE, "if not self._is_over:\n            self._heard_s", "if True:\n            self._heard_s"),),
+        (
+            Edit(
+                _LEASE,
+                "KeptLease.look",
+                "if not self._is_over:\n"
+                "    self._heard_s = max(self._heard_s, heard_s)\n"
+                "    self._is_over = self.silent_s(now_s) > self._lease.lease_s",
+                "if True:\n"
+                "    self._heard_s = max(self._heard_s, heard_s)\n"
+                "    self._is_over = self.silent_s(now_s) > self._lease.lease_s",
+            ),
+        ),
         RULE,
     ),
     Mutant(
         "an agent does not wait for the reaper's kill",
-        (Edit("src/ugro/agent/engine/leases.py", "* _CLOCK_DRIFT + _MARGIN_S", "* _CLOCK_DRIFT"),),
+        (
+            Edit(
+                "ugro.agent.engine.leases",
+                "dead_after_s",
+                "(lease_s + grace_s) * _CLOCK_DRIFT + _MARGIN_S",
+                "(lease_s + grace_s) * _CLOCK_DRIFT",
+            ),
+        ),
         RULE,
     ),
     Mutant(
         "a run that ends slowly outlives its lease",
         (
-            Edit(_SUPERVISOR, "            run.life.ending.hasten(grace_s)\n", "            pass\n"),
-            Edit(_REAPER, "if step == KILL:", "if False:"),
+            Edit(_SUPERVISOR, "Supervisor._expire", "run.life.ending.hasten(grace_s)", "pass"),
+            Edit(_REAPER, "_Watch._keep_leases", "step == KILL", "False"),
         ),
         ("tests/integration/runs/test_reaper.py", "-k", "ends_slowly"),
     ),

@@ -6,13 +6,13 @@ from tests.proof.guards import Edit, Mutant
 
 TRUST = ("tests/integration/nodes/test_trust.py", "tests/unit/remote/test_trust.py")
 
-_BOOTSTRAP = "src/ugro/nodes/bootstrap.py"
-_TRUST = "src/ugro/remote/trust.py"
-_LOADER = "src/ugro/remote/loader.py"
+_BOOTSTRAP = "ugro.nodes.bootstrap"
+_TRUST = "ugro.remote.trust"
+_LOADER = "ugro.remote.loader"
 
 LIMITS = ("tests/integration/runs/test_limits.py", "tests/unit/remote/test_cgroup.py")
-_LIMITS = "src/ugro/remote/runs/limits.py"
-_RANKS = "src/ugro/remote/runs/ranks.py"
+_LIMITS = "ugro.remote.runs.limits"
+_RANKS = "ugro.remote.runs.ranks"
 
 _SLOWLY = "\n            self.start("
 _INSTALL = '    names["install"](data)'
@@ -21,65 +21,270 @@ _BESIDE = '    sys.path.insert(0, os.path.join(root, ".ugro", "program"))'
 MUTANTS = (
     Mutant(
         "the hash of the kept program is not compared",
-        (Edit(_BOOTSTRAP, 'return data if is_whole(data) else b""', "return data"),),
+        (
+            Edit(
+                _BOOTSTRAP,
+                "",
+                "'\\nimport os, signal, sys\\ndef say(text): os.write(1, (\"UGRO1 "
+                '" + A["nonce"] + " " + text + "\\\\n").encode("ascii", '
+                '"replace"))\\ndef newer():\\n    for minor in range(14, 8, '
+                '-1):\\n        for folder in os.environ.get("PATH", '
+                '"").split(":"):\\n            path = os.path.join(folder, '
+                '"python3.%d" % minor)\\n            if os.access(path, os.X_OK): '
+                "return path\\ndef is_whole(data):\\n    # Python\\'s own SHA-256 "
+                'first: hashlib would load OpenSSL.\\n    for name in ("_sha2", '
+                '"_sha256", "hashlib"):\\n        try: return '
+                '__import__(name).sha256(data).hexdigest() == A["digest"]\\n       '
+                ' except ImportError: pass\\ndef read(fd):\\n    data = b""\\n    '
+                'while len(data) < A["size"]:\\n        part = os.read(fd, '
+                'A["size"] - len(data))\\n        if not part: break\\n        '
+                "data += part\\n    return data\\ndef kept(path):\\n    # Whatever "
+                "was put there: nothing is waited for, and nothing is believed but "
+                "the hash of the bytes that will run.\\n    try:\\n        fd = "
+                "os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | "
+                "os.O_CLOEXEC)\\n        try: data = read(fd)\\n        finally: "
+                'os.close(fd)\\n    except OSError: return b""\\n    return data '
+                'if is_whole(data) else b""\\ndef receive():\\n    say("want")\\n  '
+                '  data = read(0)\\n    if len(data) < A["size"]: os._exit(1)\\n   '
+                ' if not is_whole(data):\\n        say("damaged"); os._exit(1)\\n  '
+                "  return data\\ndef start():\\n    import json\\n    root = "
+                'os.path.expanduser(A["root"])\\n    if "{user}" in root:\\n       '
+                ' import pwd\\n        root = root.replace("{user}", '
+                "pwd.getpwuid(os.geteuid()).pw_name)\\n    data, received = "
+                'kept(os.path.join(root, ".ugro", "program", A["name"])), b""\\n   '
+                " if not data: data = received = receive()\\n    names = "
+                '{"__name__": "loader"}\\n    exec(A["loader"], names)\\n    '
+                'names["install"](data)\\n    from ugro.remote import home, '
+                'trust\\n    try: home.settle(root, A["name"], received, '
+                'A["nonce"])\\n    except trust.Unsafe as error:\\n        '
+                'say("unsafe " + json.dumps(error.fields())); os._exit(1)\\n    '
+                'except OSError as error:\\n        say("os-error %d %s" % '
+                "(error.errno or 0, root)); os._exit(1)\\n    "
+                'os.environ.update(A["env"])\\n    from ugro.remote.main import '
+                'main\\n    signal.alarm(0)\\n    main(root, A["nonce"], '
+                'A["silence_s"], A["node"])\\n# If the agent disappears in the '
+                "middle of this, there is nothing left to report "
+                "to.\\nsignal.alarm(60)\\nif sys.version_info >= (3, 9): "
+                'start()\\nelif newer() and "again" not in A:\\n    A["again"] = '
+                "1\\n    path = newer()\\n    # In the environment, which others "
+                "cannot read: A may hold secrets of the node\\'s own env.\\n    "
+                'os.environ["UGRO_STAGE"] = "S = %r\\\\nA = %r\\\\nexec(S)" % (S, '
+                'A)\\n    code = "import sys; del sys.path[0]; import os; '
+                "exec(os.environ.pop(\\'UGRO_STAGE\\'))\"\\n    os.execv(path, "
+                '[path, "-E", "-s", "-S", "-c", code])\\nelse:\\n    '
+                'say("old-python %d.%d %s" % (sys.version_info[0], '
+                "sys.version_info[1], sys.executable)); os._exit(1)\\n'",
+                "'\\nimport os, signal, sys\\ndef say(text): os.write(1, (\"UGRO1 "
+                '" + A["nonce"] + " " + text + "\\\\n").encode("ascii", '
+                '"replace"))\\ndef newer():\\n    for minor in range(14, 8, '
+                '-1):\\n        for folder in os.environ.get("PATH", '
+                '"").split(":"):\\n            path = os.path.join(folder, '
+                '"python3.%d" % minor)\\n            if os.access(path, os.X_OK): '
+                "return path\\ndef is_whole(data):\\n    # Python\\'s own SHA-256 "
+                'first: hashlib would load OpenSSL.\\n    for name in ("_sha2", '
+                '"_sha256", "hashlib"):\\n        try: return '
+                '__import__(name).sha256(data).hexdigest() == A["digest"]\\n       '
+                ' except ImportError: pass\\ndef read(fd):\\n    data = b""\\n    '
+                'while len(data) < A["size"]:\\n        part = os.read(fd, '
+                'A["size"] - len(data))\\n        if not part: break\\n        '
+                "data += part\\n    return data\\ndef kept(path):\\n    # Whatever "
+                "was put there: nothing is waited for, and nothing is believed but "
+                "the hash of the bytes that will run.\\n    try:\\n        fd = "
+                "os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | "
+                "os.O_CLOEXEC)\\n        try: data = read(fd)\\n        finally: "
+                'os.close(fd)\\n    except OSError: return b""\\n    return '
+                'data\\ndef receive():\\n    say("want")\\n    data = read(0)\\n   '
+                ' if len(data) < A["size"]: os._exit(1)\\n    if not '
+                'is_whole(data):\\n        say("damaged"); os._exit(1)\\n    '
+                "return data\\ndef start():\\n    import json\\n    root = "
+                'os.path.expanduser(A["root"])\\n    if "{user}" in root:\\n       '
+                ' import pwd\\n        root = root.replace("{user}", '
+                "pwd.getpwuid(os.geteuid()).pw_name)\\n    data, received = "
+                'kept(os.path.join(root, ".ugro", "program", A["name"])), b""\\n   '
+                " if not data: data = received = receive()\\n    names = "
+                '{"__name__": "loader"}\\n    exec(A["loader"], names)\\n    '
+                'names["install"](data)\\n    from ugro.remote import home, '
+                'trust\\n    try: home.settle(root, A["name"], received, '
+                'A["nonce"])\\n    except trust.Unsafe as error:\\n        '
+                'say("unsafe " + json.dumps(error.fields())); os._exit(1)\\n    '
+                'except OSError as error:\\n        say("os-error %d %s" % '
+                "(error.errno or 0, root)); os._exit(1)\\n    "
+                'os.environ.update(A["env"])\\n    from ugro.remote.main import '
+                'main\\n    signal.alarm(0)\\n    main(root, A["nonce"], '
+                'A["silence_s"], A["node"])\\n# If the agent disappears in the '
+                "middle of this, there is nothing left to report "
+                "to.\\nsignal.alarm(60)\\nif sys.version_info >= (3, 9): "
+                'start()\\nelif newer() and "again" not in A:\\n    A["again"] = '
+                "1\\n    path = newer()\\n    # In the environment, which others "
+                "cannot read: A may hold secrets of the node\\'s own env.\\n    "
+                'os.environ["UGRO_STAGE"] = "S = %r\\\\nA = %r\\\\nexec(S)" % (S, '
+                'A)\\n    code = "import sys; del sys.path[0]; import os; '
+                "exec(os.environ.pop(\\'UGRO_STAGE\\'))\"\\n    os.execv(path, "
+                '[path, "-E", "-s", "-S", "-c", code])\\nelse:\\n    '
+                'say("old-python %d.%d %s" % (sys.version_info[0], '
+                "sys.version_info[1], sys.executable)); os._exit(1)\\n'",
+            ),
+        ),
         TRUST,
     ),
     Mutant(
         "a module beside the program is found first",
         (
-            Edit(_LOADER, "sys.meta_path.insert(0, Modules(", "sys.meta_path.insert(99, Modules("),
-            Edit(_BOOTSTRAP, _INSTALL, f"{_BESIDE}\n{_INSTALL}"),
+            Edit(_LOADER, "install", "0", "99"),
+            Edit(
+                _BOOTSTRAP,
+                "",
+                "'\\nimport os, signal, sys\\ndef say(text): os.write(1, (\"UGRO1 "
+                '" + A["nonce"] + " " + text + "\\\\n").encode("ascii", '
+                '"replace"))\\ndef newer():\\n    for minor in range(14, 8, '
+                '-1):\\n        for folder in os.environ.get("PATH", '
+                '"").split(":"):\\n            path = os.path.join(folder, '
+                '"python3.%d" % minor)\\n            if os.access(path, os.X_OK): '
+                "return path\\ndef is_whole(data):\\n    # Python\\'s own SHA-256 "
+                'first: hashlib would load OpenSSL.\\n    for name in ("_sha2", '
+                '"_sha256", "hashlib"):\\n        try: return '
+                '__import__(name).sha256(data).hexdigest() == A["digest"]\\n       '
+                ' except ImportError: pass\\ndef read(fd):\\n    data = b""\\n    '
+                'while len(data) < A["size"]:\\n        part = os.read(fd, '
+                'A["size"] - len(data))\\n        if not part: break\\n        '
+                "data += part\\n    return data\\ndef kept(path):\\n    # Whatever "
+                "was put there: nothing is waited for, and nothing is believed but "
+                "the hash of the bytes that will run.\\n    try:\\n        fd = "
+                "os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | "
+                "os.O_CLOEXEC)\\n        try: data = read(fd)\\n        finally: "
+                'os.close(fd)\\n    except OSError: return b""\\n    return data '
+                'if is_whole(data) else b""\\ndef receive():\\n    say("want")\\n  '
+                '  data = read(0)\\n    if len(data) < A["size"]: os._exit(1)\\n   '
+                ' if not is_whole(data):\\n        say("damaged"); os._exit(1)\\n  '
+                "  return data\\ndef start():\\n    import json\\n    root = "
+                'os.path.expanduser(A["root"])\\n    if "{user}" in root:\\n       '
+                ' import pwd\\n        root = root.replace("{user}", '
+                "pwd.getpwuid(os.geteuid()).pw_name)\\n    data, received = "
+                'kept(os.path.join(root, ".ugro", "program", A["name"])), b""\\n   '
+                " if not data: data = received = receive()\\n    names = "
+                '{"__name__": "loader"}\\n    exec(A["loader"], names)\\n    '
+                'names["install"](data)\\n    from ugro.remote import home, '
+                'trust\\n    try: home.settle(root, A["name"], received, '
+                'A["nonce"])\\n    except trust.Unsafe as error:\\n        '
+                'say("unsafe " + json.dumps(error.fields())); os._exit(1)\\n    '
+                'except OSError as error:\\n        say("os-error %d %s" % '
+                "(error.errno or 0, root)); os._exit(1)\\n    "
+                'os.environ.update(A["env"])\\n    from ugro.remote.main import '
+                'main\\n    signal.alarm(0)\\n    main(root, A["nonce"], '
+                'A["silence_s"], A["node"])\\n# If the agent disappears in the '
+                "middle of this, there is nothing left to report "
+                "to.\\nsignal.alarm(60)\\nif sys.version_info >= (3, 9): "
+                'start()\\nelif newer() and "again" not in A:\\n    A["again"] = '
+                "1\\n    path = newer()\\n    # In the environment, which others "
+                "cannot read: A may hold secrets of the node\\'s own env.\\n    "
+                'os.environ["UGRO_STAGE"] = "S = %r\\\\nA = %r\\\\nexec(S)" % (S, '
+                'A)\\n    code = "import sys; del sys.path[0]; import os; '
+                "exec(os.environ.pop(\\'UGRO_STAGE\\'))\"\\n    os.execv(path, "
+                '[path, "-E", "-s", "-S", "-c", code])\\nelse:\\n    '
+                'say("old-python %d.%d %s" % (sys.version_info[0], '
+                "sys.version_info[1], sys.executable)); os._exit(1)\\n'",
+                "'\\nimport os, signal, sys\\ndef say(text): os.write(1, (\"UGRO1 "
+                '" + A["nonce"] + " " + text + "\\\\n").encode("ascii", '
+                '"replace"))\\ndef newer():\\n    for minor in range(14, 8, '
+                '-1):\\n        for folder in os.environ.get("PATH", '
+                '"").split(":"):\\n            path = os.path.join(folder, '
+                '"python3.%d" % minor)\\n            if os.access(path, os.X_OK): '
+                "return path\\ndef is_whole(data):\\n    # Python\\'s own SHA-256 "
+                'first: hashlib would load OpenSSL.\\n    for name in ("_sha2", '
+                '"_sha256", "hashlib"):\\n        try: return '
+                '__import__(name).sha256(data).hexdigest() == A["digest"]\\n       '
+                ' except ImportError: pass\\ndef read(fd):\\n    data = b""\\n    '
+                'while len(data) < A["size"]:\\n        part = os.read(fd, '
+                'A["size"] - len(data))\\n        if not part: break\\n        '
+                "data += part\\n    return data\\ndef kept(path):\\n    # Whatever "
+                "was put there: nothing is waited for, and nothing is believed but "
+                "the hash of the bytes that will run.\\n    try:\\n        fd = "
+                "os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | "
+                "os.O_CLOEXEC)\\n        try: data = read(fd)\\n        finally: "
+                'os.close(fd)\\n    except OSError: return b""\\n    return data '
+                'if is_whole(data) else b""\\ndef receive():\\n    say("want")\\n  '
+                '  data = read(0)\\n    if len(data) < A["size"]: os._exit(1)\\n   '
+                ' if not is_whole(data):\\n        say("damaged"); os._exit(1)\\n  '
+                "  return data\\ndef start():\\n    import json\\n    root = "
+                'os.path.expanduser(A["root"])\\n    if "{user}" in root:\\n       '
+                ' import pwd\\n        root = root.replace("{user}", '
+                "pwd.getpwuid(os.geteuid()).pw_name)\\n    data, received = "
+                'kept(os.path.join(root, ".ugro", "program", A["name"])), b""\\n   '
+                " if not data: data = received = receive()\\n    names = "
+                '{"__name__": "loader"}\\n    exec(A["loader"], names)\\n    '
+                'sys.path.insert(0, os.path.join(root, ".ugro", "program"))\\n    '
+                'names["install"](data)\\n    from ugro.remote import home, '
+                'trust\\n    try: home.settle(root, A["name"], received, '
+                'A["nonce"])\\n    except trust.Unsafe as error:\\n        '
+                'say("unsafe " + json.dumps(error.fields())); os._exit(1)\\n    '
+                'except OSError as error:\\n        say("os-error %d %s" % '
+                "(error.errno or 0, root)); os._exit(1)\\n    "
+                'os.environ.update(A["env"])\\n    from ugro.remote.main import '
+                'main\\n    signal.alarm(0)\\n    main(root, A["nonce"], '
+                'A["silence_s"], A["node"])\\n# If the agent disappears in the '
+                "middle of this, there is nothing left to report "
+                "to.\\nsignal.alarm(60)\\nif sys.version_info >= (3, 9): "
+                'start()\\nelif newer() and "again" not in A:\\n    A["again"] = '
+                "1\\n    path = newer()\\n    # In the environment, which others "
+                "cannot read: A may hold secrets of the node\\'s own env.\\n    "
+                'os.environ["UGRO_STAGE"] = "S = %r\\\\nA = %r\\\\nexec(S)" % (S, '
+                'A)\\n    code = "import sys; del sys.path[0]; import os; '
+                "exec(os.environ.pop(\\'UGRO_STAGE\\'))\"\\n    os.execv(path, "
+                '[path, "-E", "-s", "-S", "-c", code])\\nelse:\\n    '
+                'say("old-python %d.%d %s" % (sys.version_info[0], '
+                "sys.version_info[1], sys.executable)); os._exit(1)\\n'",
+            ),
         ),
         TRUST,
     ),
     Mutant(
         "what is in UGRO's folder is not looked at",
-        (Edit(_TRUST, "for path in _entries(home):", "for path in ():"),),
+        (Edit(_TRUST, "prepare", "_entries(home)", "()"),),
         TRUST,
     ),
     Mutant(
         "the folders above are not looked at",
-        (Edit(_TRUST, "    fault = fault_above(found, account, _has_acl(path, found))", "    fault = None"),),
+        (Edit(_TRUST, "_expect_above", "fault_above(found, account, _has_acl(path, found))", "None"),),
         TRUST,
     ),
     Mutant(
         "the mode of folders is not looked at",
-        (Edit(_TRUST, "    if found.st_mode & _OTHERS_WRITE:", "    if False:"),),
+        (Edit(_TRUST, "_writable", "found.st_mode & _OTHERS_WRITE", "False"),),
         TRUST,
     ),
     Mutant(
         "the owner of folders above is not looked at",
-        (Edit(_TRUST, "if found.st_uid != account.uid and found.st_uid not in account.roots:", "if False:"),),
+        (Edit(_TRUST, "fault_above", "found.st_uid != account.uid and found.st_uid not in account.roots", "False"),),
         TRUST,
     ),
     Mutant(
         "a link in the place of UGRO's folder is followed",
-        (Edit(_TRUST, '        return "link"', "        return None"),),
+        (Edit(_TRUST, "fault_inside", "'link'", "None"),),
         TRUST,
     ),
     Mutant(
         "any group is taken for a private one",
-        (Edit(_TRUST, "if found.st_gid != account.private_gid():", "if False:"),),
+        (Edit(_TRUST, "_writable", "found.st_gid != account.private_gid()", "False"),),
         TRUST,
     ),
     Mutant(
         "a rank of a limited run does not enter its group",
-        (Edit(_LIMITS, "            self._group.enter()\n        if", "            pass\n        if"),),
+        (Edit(_LIMITS, "RunLimits._enter", "self._group.enter()", "pass"),),
         LIMITS,
     ),
     Mutant(
         "a rank that is started quickly has no limits",
-        (Edit(_RANKS, f"        if self._enter is not None:{_SLOWLY}", f"        if False:{_SLOWLY}"),),
+        (Edit(_RANKS, "Rank.start_quickly", "self._enter is not None", "False"),),
         LIMITS,
     ),
     Mutant(
         "two runs get the same cores",
-        (Edit(_LIMITS, "if durable.lock_within(fd, fcntl.LOCK_EX, 0):", "if True:"),),
+        (Edit(_LIMITS, "RunLimits._lock", "durable.lock_within(fd, fcntl.LOCK_EX, 0)", "True"),),
         LIMITS,
     ),
     Mutant(
         "a group is made and never removed",
-        (Edit(_LIMITS, "            group.remove(_REMOVE_S)", "            pass"),),
+        (Edit(_LIMITS, "RunLimits.end", "group.remove(_REMOVE_S)", "pass"),),
         LIMITS,
     ),
-)  # fmt: skip
+)

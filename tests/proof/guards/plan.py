@@ -13,47 +13,37 @@ MUTANTS = (
         "a job that names its nodes may run on others",
         (
             Edit(
-                "src/ugro/policy/scheduling/demand.py",
-                "issuperset(self.resources.labels) and (not only or shape.name in only)",
-                "issuperset(self.resources.labels)",
+                "ugro.policy.scheduling.demand",
+                "Need._is_right",
+                "shape.labels.issuperset(self.resources.labels) and (not only or shape.name in only)",
+                "shape.labels.issuperset(self.resources.labels)",
             ),
         ),
         PLACED,
     ),
     Mutant(
         "named nodes are not told from others with the same hardware",
-        (
-            Edit(
-                "src/ugro/policy/scheduling/scheduler.py",
-                "        if named := self._waiting.named_nodes():\n",
-                "        if named := frozenset[str]():\n",
-            ),
-        ),
+        (Edit("ugro.policy.scheduling.scheduler", "_Pass.__init__", "self._waiting.named_nodes", "frozenset[str]"),),
         PLACED,
     ),
     Mutant(
         "a trial writes checkpoints",
-        (
-            Edit(
-                "src/ugro/train/run.py",
-                "path = self._save() if self._trial is None else None",
-                "path = self._save()",
-            ),
-        ),
+        (Edit("ugro.train.run", "Run.checkpoint", "self._save() if self._trial is None else None", "self._save()"),),
         TRIED,
     ),
     Mutant(
         "a trial goes on with the script when it is over",
-        (Edit("src/ugro/train/trial.py", "    os._exit(0)\n", "    raise SystemExit(0)\n"),),
+        (Edit("ugro.train.trial", "leave", "os._exit(0)", "raise SystemExit(0)"),),
         TRIED,
     ),
     Mutant(
         "the slowest link of a set does not count",
         (
             Edit(
-                "src/ugro/policy/planning/exchange.py",
-                "slowest_s = max(seconds for seconds, _ in hops)",
-                "slowest_s = min(seconds for seconds, _ in hops)",
+                "ugro.policy.planning.exchange",
+                "Exchange.seconds",
+                "max((seconds for seconds, _ in hops))",
+                "min((seconds for seconds, _ in hops))",
             ),
         ),
         PREDICTED,

@@ -25,29 +25,25 @@ MADE = ("tests/integration/artifacts/test_workdir_cli.py", "-k", "code_does_not 
 CHECKPOINTS = ("tests/integration/artifacts/test_checkpoints.py", "-k", "next_attempt")
 AGENTS = ("tests/integration/agent/test_agent.py",)
 
-_RUNDIR = "src/ugro/remote/state/rundir.py"
-_SUPERVISOR = "src/ugro/remote/runs/supervisor.py"
-_STOPPING = "src/ugro/remote/runs/stop.py"
-_FENCE = "src/ugro/remote/state/fence.py"
-_CLAIM = "src/ugro/remote/runs/claim.py"
-_SCHEDULER_INPUT = "src/ugro/agent/tracking/scheduler_input.py"
-_OWNERSHIP = "src/ugro/remote/runs/ownership.py"
-_ORPHANS = "src/ugro/agent/engine/orphan_runs.py"
-_GPU_LOCKS = "src/ugro/remote/hardware/gpu_locks.py"
-_MOVES = "src/ugro/store/job_moves.py"
-_SUBMISSIONS = "src/ugro/store/submissions.py"
-_ENGINE = "src/ugro/agent/engine/reconciler.py"
-_ATTEMPT = "src/ugro/policy/lifecycle/attempt.py"
+_RUNDIR = "ugro.remote.state.rundir"
+_SUPERVISOR = "ugro.remote.runs.supervisor"
+_STOPPING = "ugro.remote.runs.stop"
+_FENCE = "ugro.remote.state.fence"
+_CLAIM = "ugro.remote.runs.claim"
+_SCHEDULER_INPUT = "ugro.agent.tracking.scheduler_input"
+_OWNERSHIP = "ugro.remote.runs.ownership"
+_ORPHANS = "ugro.agent.engine.orphan_runs"
+_GPU_LOCKS = "ugro.remote.hardware.gpu_locks"
+_MOVES = "ugro.store.job_moves"
+_SUBMISSIONS = "ugro.store.submissions"
+_ENGINE = "ugro.agent.engine.reconciler"
+_ATTEMPT = "ugro.policy.lifecycle.attempt"
 
-_NO_CLAIM = Edit(
-    _RUNDIR,
-    "        except FileExistsError:\n            return False\n        try:\n            with",
-    "        except FileExistsError:\n            return True\n        try:\n            with",
-)
-_CLAIM_UNSEEN = Edit(_RUNDIR, 'return os.path.exists(self.file("claim"))', "return False")
-_NO_LOCK = Edit(_RUNDIR, "if durable.lock_within(fd, fcntl.LOCK_EX, timeout_s):", "if True:")
-_NO_FENCE = Edit(_FENCE, "if attempt < self.seen or attempt <= self.closed:", "if False:")
-_CLAIMED_TWICE = Edit(_CLAIM, "raise Known from error", "pass")
+_NO_CLAIM = Edit(_RUNDIR, "RunDir.claim", "False", "True")
+_CLAIM_UNSEEN = Edit(_RUNDIR, "RunDir.is_claimed", "os.path.exists(self.file('claim'))", "False")
+_NO_LOCK = Edit(_RUNDIR, "take_lock", "durable.lock_within(fd, fcntl.LOCK_EX, timeout_s)", "True")
+_NO_FENCE = Edit(_FENCE, "HeldFence.enter", "attempt < self.seen or attempt <= self.closed", "False")
+_CLAIMED_TWICE = Edit(_CLAIM, "Claims._make_claim", "raise Known from error", "pass")
 _STRAY = "self._watch.others(under_way)"
 
 MUTANTS = (
@@ -55,27 +51,28 @@ MUTANTS = (
     Mutant("the lock is not taken, and the claim not looked for", (_NO_LOCK, _CLAIM_UNSEEN, _NO_CLAIM), NODE),
     Mutant(
         "the lock proves nothing",
-        (Edit(_RUNDIR, "return not durable.lock_within(fd, fcntl.LOCK_SH, 0)", "return False"),),
+        (Edit(_RUNDIR, "RunDir.is_alive", "not durable.lock_within(fd, fcntl.LOCK_SH, 0)", "False"),),
         NODE,
     ),
     Mutant("the fence lets older attempts in", (_NO_FENCE,), NODE),
     Mutant(
         "a start of before a restart of the machine is taken",
-        (Edit("src/ugro/remote/runs/start.py", "if meant is not None and meant != boot_id():", "if False:"),),
+        (Edit("ugro.remote.runs.start", "_is_of_this_boot", "meant is not None and meant != boot_id()", "False"),),
         SHARED,
     ),
     Mutant(
         "a start that is meant for another folder is taken",
-        (Edit("src/ugro/remote/runs/start.py", "if meant is not None and meant != agent.root:", "if False:"),),
+        (Edit("ugro.remote.runs.start", "_expect_root", "meant is not None and meant != agent.root", "False"),),
         SHARED,
     ),
     Mutant(
         "what has a node's name now is asked for what another has",
         (
             Edit(
-                "src/ugro/agent/engine/reconciler.py",
-                "is_elsewhere = job.placement is not None and self._watch.is_elsewhere(job.placement.on(node))",
-                "is_elsewhere = False",
+                "ugro.agent.engine.reconciler",
+                "Engine._node_run",
+                "job.placement is not None and self._watch.is_elsewhere(job.placement.on(node))",
+                "False",
             ),
         ),
         MACHINE,
@@ -88,104 +85,122 @@ MUTANTS = (
     ),
     Mutant(
         "a shared supervisor does not look for older attempts",
-        (Edit(_CLAIM, "if seen and not self._is_patient and _older(run):", "if False:"),),
+        (Edit(_CLAIM, "Claims._take", "seen and (not self._is_patient) and _older(run)", "False"),),
         SHARED,
     ),
     Mutant(
         "a supervisor does not take the lock of a run",
-        (Edit(_CLAIM, "take_lock(path, _LOCK_S if self._is_patient else 0)", "os.open(path, os.O_RDWR)"),),
+        (
+            Edit(_CLAIM, "Claims._lock", "take_lock", "os.open"),
+            Edit(_CLAIM, "Claims._lock", "_LOCK_S if self._is_patient else 0", "os.O_RDWR"),
+        ),
         SHARED,
     ),
     Mutant(
         "the lock of a GPU is not taken",
         (
-            Edit(_GPU_LOCKS, "is_held = not durable.lock_within(file, fcntl.LOCK_EX, _LOCK_S)", "is_held = False"),
-            Edit(_GPU_LOCKS, "(record and not is_over(record))", "False"),
+            Edit(_GPU_LOCKS, "_locked", "not durable.lock_within(file, fcntl.LOCK_EX, _LOCK_S)", "False"),
+            Edit(_GPU_LOCKS, "_locked", "record and (not is_over(record))", "False"),
         ),
         GPUS,
     ),
     Mutant(
         "what a killed supervisor left does not hold its GPU",
-        (Edit(_GPU_LOCKS, "if is_held or (record and not is_over(record)):", "if is_held:"),),
+        (Edit(_GPU_LOCKS, "_locked", "is_held or (record and (not is_over(record)))", "is_held"),),
         GPUS,
     ),
     Mutant(
         "a second name for a machine gets work",
-        (Edit(_SCHEDULER_INPUT, "        if self.same_as is not None:", "        if False:"),),
+        (Edit(_SCHEDULER_INPUT, "_Standing.objection", "self.same_as is not None", "False"),),
         ONE_MACHINE,
     ),
     Mutant(
         "a GPU at an index is taken for the one that was there",
-        (Edit("src/ugro/remote/runs/start.py", "if uuid and now != uuid and now != \"\":", "if False:"),),
+        (Edit("ugro.remote.runs.start", "_expect_gpus", "uuid and now != uuid and (now != '')", "False"),),
         GPUS,
     ),
     Mutant(
         "nobody ends what a killed supervisor left",
-        (Edit("src/ugro/remote/runs/reaper.py", "if is_ended := _end_all():", "if is_ended := True:"),),
+        (Edit("ugro.remote.runs.reaper", "_Watch.run", "(is_ended := _end_all())", "(is_ended := True)"),),
         SHARED_ENDS,
     ),
     Mutant(
         "a run is over while something it left lives",
-        (Edit(_OWNERSHIP, "return not self._running() and not self._ownership.orphans_of(self)", "return True"),),
+        (
+            Edit(
+                _OWNERSHIP,
+                "RunFamily.is_empty",
+                "not self._running() and (not self._ownership.orphans_of(self))",
+                "True",
+            ),
+        ),
         SHARED_ENDS,
     ),
     Mutant(
         "a process that kept nothing but its log is nobody's",
-        (Edit(_OWNERSHIP, "_user_of_folder(pid, possible)", "None"),),
+        (Edit(_OWNERSHIP, "Ownership._owner", "_user_of_folder(pid, possible)", "None"),),
         SHARED_ENDS,
     ),
     Mutant(
         "a folder is used again whatever its run did to it",
-        (Edit("src/ugro/remote/runs/dir_pool.py", "        if not _is_plain(run):\n            return False\n", ""),),
+        (Edit("ugro.remote.runs.dir_pool", "clear", "if not _is_plain(run):\n    return False", ""),),
         SHARED_ENDS,
     ),
     Mutant(
         "a stop that comes first does not close the fence",
-        (Edit(_STOPPING, "fence.close(run.attempt)  # a start", "pass  # a start"),),
+        (Edit(_STOPPING, "stop", "fence.close(run.attempt)", "pass"),),
         NODE,
     ),
     Mutant(
         "an older generation is admitted",
-        (Edit(_RUNDIR, "        if generation < newest:\n", "        if False:\n"),),
+        (Edit(_RUNDIR, "AgentDir.admit", "generation < newest", "False"),),
         NODE,
     ),
     Mutant(
         "older attempts are not ended before a newer starts",
-        (Edit(_CLAIM, "older.attempt < run.attempt and", "False and"),),
+        (Edit(_CLAIM, "_older", "older.attempt < run.attempt", "False"),),
         NODE,
     ),
     Mutant(
         "no space is kept for the exit record",
-        (Edit(_CLAIM, "        dir_pool.reserve_exit(path, LEAST", "        (path, LEAST"),),
+        (
+            Edit(
+                _CLAIM,
+                "Claims._locked_in",
+                "dir_pool.reserve_exit(path, LEAST_EXIT_BYTES if wanted.spec.is_shared else EXIT_BYTES)",
+                "(path, LEAST_EXIT_BYTES if wanted.spec.is_shared else EXIT_BYTES)",
+            ),
+        ),
         FILES,
     ),
     Mutant(
         "the lease is not looked at while a run goes on",
         (
-            Edit(_SUPERVISOR, "if run.claimed.is_lease_over():", "if False:"),
-            Edit("src/ugro/remote/runs/reaper.py", "            self._keep_leases()\n", ""),
+            Edit(_SUPERVISOR, "Supervisor._tick", "run.claimed.is_lease_over()", "False"),
+            Edit("ugro.remote.runs.reaper", "_Watch.run", "self._keep_leases()", ""),
         ),
         NODE,
     ),
     Mutant(
         "the lease is not looked at before a run starts",
-        (Edit(_CLAIM, "if wanted.is_lease_over():", "if False:"),),
+        (Edit(_CLAIM, "Claims._take", "wanted.is_lease_over()", "False"),),
         NODE,
     ),
     Mutant(
         "a lease is taken for over too soon",
         (
             Edit(
-                "src/ugro/agent/engine/leases.py",
-                "return boot_clock_s() > vouched_s + dead_after_s(limit_s, job.spec.stop.grace_s)",
-                "return True",
+                "ugro.agent.engine.leases",
+                "Leases.is_over",
+                "boot_clock_s() > vouched_s + dead_after_s(limit_s, job.spec.stop.grace_s)",
+                "True",
             ),
         ),
         LEASES,
     ),
     Mutant(
         "what a dead supervisor left is not ended",
-        (Edit(_STOPPING, "            left = _end_leftovers(run)\n", "            left = Ending(dict, dict, 0.0)\n"),),
+        (Edit(_STOPPING, "clean", "_end_leftovers(run)", "Ending(dict, dict, 0.0)"),),
         TREES,
     ),
     Mutant(
@@ -193,51 +208,69 @@ MUTANTS = (
         (
             Edit(
                 _OWNERSHIP,
+                "RunFamily._all",
                 "{**terminate.with_start(roots), **terminate.below(roots), **terminate.marked(self.mark)}",
                 "terminate.with_start(self._running())",
             ),
-            Edit(_OWNERSHIP, "return not self._running() and not", "return not self._running() or not"),
+            Edit(
+                _OWNERSHIP,
+                "RunFamily.is_empty",
+                "not self._running() and (not self._ownership.orphans_of(self))",
+                "not self._running() or not self._ownership.orphans_of(self)",
+            ),
         ),
         TREES,
     ),
     Mutant(
         "a run is removed that is not over",
-        (
-            Edit(
-                _STOPPING,
-                'if run.exit() is None:\n            raise Refused("not-exited"',
-                'if False:\n            raise Refused("not-exited"',
-            ),
-        ),
+        (Edit(_STOPPING, "_over", "run.exit() is None", "False"),),
         NODE,
     ),
     Mutant(
         "an older view may move a job",
-        (Edit(_MOVES, "    if (state, attempt) != (seen", "    if False and (state, attempt) != (seen"),),
+        (
+            Edit(
+                _MOVES,
+                "_current",
+                "(state, attempt) != (seen.state, seen.attempt)",
+                "False and (state, attempt) != (seen.state, seen.attempt)",
+            ),
+        ),
         MACHINE,
     ),
     Mutant(
         "a move that the table does not have",
         (
-            Edit("src/ugro/core/job.py", "    if new not in MOVES[old]:\n", "    if False:\n"),
-            Edit(_MOVES, "    if (state, attempt) != (seen", "    if False and (state, attempt) != (seen"),
+            Edit("ugro.core.job", "check_move", "new not in MOVES[old]", "False"),
+            Edit(
+                _MOVES,
+                "_current",
+                "(state, attempt) != (seen.state, seen.attempt)",
+                "False and (state, attempt) != (seen.state, seen.attempt)",
+            ),
         ),
         MACHINE,
     ),
     Mutant(
         "a submit is not known by its key",
-        (Edit(_SUBMISSIONS, "if (known := submitted(db, key)) is not None:", "if (known := None):"),),
+        (Edit(_SUBMISSIONS, "submit", "(known := submitted(db, key)) is not None", "(known := None)"),),
         MACHINE,
     ),
     Mutant(
         "devices are given twice: by the scheduler and by the store",
         (
             Edit(
-                "src/ugro/store/migrations/0002_jobs.sql",
+                "store/migrations/0001_state.sql",
+                "",
                 "    attempt INTEGER NOT NULL,\n    PRIMARY KEY (node, device)\n",
                 "    attempt INTEGER NOT NULL\n",
             ),
-            Edit("tests/proof/model.py", "for job in live.holding() if job.placement is not None", "for job in []"),
+            Edit(
+                "tests.proof.model",
+                "ModelInput.take",
+                "(_holding(job, self.clock.reading()) for job in live.holding() if job.placement is not None)",
+                "(_holding(job, self.clock.reading()) for job in [])",
+            ),
         ),
         MACHINE,
     ),
@@ -246,63 +279,61 @@ MUTANTS = (
         (
             Edit(
                 _ATTEMPT,
-                "return run.is_gone or run.state in (RunState.DONE, RunState.FAILED)",
-                "return run.is_gone or run.state in (RunState.DONE, RunState.FAILED, RunState.DEAD)",
+                "_is_over",
+                "(RunState.DONE, RunState.FAILED)",
+                "(RunState.DONE, RunState.FAILED, RunState.DEAD)",
             ),
         ),
         RULES,
     ),
     Mutant(
         "a silent node counts as over",
-        (Edit(_ATTEMPT, "return run.is_gone or run.state", "return not run.is_reachable or run.is_gone or run.state"),),
+        (
+            Edit(
+                _ATTEMPT,
+                "_is_over",
+                "run.is_gone or run.state in (RunState.DONE, RunState.FAILED)",
+                "not run.is_reachable or run.is_gone or run.state in (RunState.DONE, RunState.FAILED)",
+            ),
+        ),
         MACHINE,
     ),
     Mutant(
         "a cancel is acknowledged and not written down",
-        (
-            Edit(
-                _MOVES,
-                '        db.execute("UPDATE jobs SET ending = ? WHERE id = ?", (ending, job))\n',
-                "        pass\n",
-            ),
-        ),
+        (Edit(_MOVES, "ask_to_end", "db.execute('UPDATE jobs SET ending = ? WHERE id = ?', (ending, job))", "pass"),),
         MACHINE,
     ),
     Mutant(
         "a job that was cancelled is started",
         (
-            Edit(
-                _MOVES,
-                "    if current.ending is not None:\n        raise StaleMove",
-                "    if False:\n        raise StaleMove",
-            ),
-            Edit("src/ugro/agent/engine/live_jobs.py", "if job.ending is None:", "if True:"),
-            Edit(_ENGINE, "await self._drop(self.live.cancelled())", "pass"),
+            Edit(_MOVES, "start", "current.ending is not None", "False"),
+            Edit("ugro.agent.engine.live_jobs", "LiveJobs._take_waiting", "job.ending is None", "True"),
+            Edit(_ENGINE, "Engine._schedule", "await self._drop(self.live.cancelled())", "pass"),
         ),
         MACHINE,
     ),
     Mutant(
         "strays are left alone",
-        (
-            Edit(_ENGINE, _STRAY, "()"),
-        ),
+        (Edit(_ENGINE, "Engine._clear_away", "self._watch.others(under_way)", "()"),),
         STRAYS,
     ),
     Mutant(
         "strays are left alone (model)",
-        (
-            Edit(_ENGINE, _STRAY, "()"),
-        ),
+        (Edit(_ENGINE, "Engine._clear_away", "self._watch.others(under_way)", "()"),),
         MACHINE,
     ),
     Mutant(
         "an attempt under way counts as stray",
         (
-            Edit(_ENGINE, _STRAY, "self._watch.others(set())"),
+            Edit(_ENGINE, "Engine._clear_away", "under_way", "set()"),
             Edit(
-                "src/ugro/agent/engine/orphan_runs.py",
-                "elif not (job.state in HOLDING_STATES and job.attempt == status.attempt):",
-                "else:",
+                "ugro.agent.engine.orphan_runs",
+                "OrphanRuns.clear",
+                "if not (job.state in HOLDING_STATES and job.attempt == "
+                "status.attempt):\n"
+                "    point('sweep.found')\n"
+                "    await self._clear(node, status)",
+                "point('sweep.found')\nawait self._clear(node, status)",
             ),
         ),
         CRASHES,
@@ -310,38 +341,38 @@ MUTANTS = (
     Mutant(
         "logs are not waited for",
         (
-            Edit("src/ugro/agent/artifacts/collector.py", "        return all(done)\n", "        return True\n"),
+            Edit("ugro.agent.artifacts.collector", "Collector.fetch_logs_of", "all(done)", "True"),
             Edit(
-                "src/ugro/agent/artifacts/log_mirror.py",
-                "            await asyncio.wait(tasks, timeout=timeout_s)\n",
-                "            pass\n",
+                "ugro.agent.artifacts.log_mirror",
+                "LogMirror.finish",
+                "await asyncio.wait(tasks, timeout=timeout_s)",
+                "pass",
             ),
         ),
         CRASHES,
     ),
     Mutant(
         "the logs of small commands are not recorded with their end",
-        (
-            Edit(_MOVES, "    smalllogs.put(db, log)\n", ""),
-        ),
+        (Edit(_MOVES, "finish", "smalllogs.put(db, log)", ""),),
         CRASHES,
     ),
     Mutant(
         "two agents in one state directory",
-        (Edit("src/ugro/agent/lock.py", "os.close(descriptor)\n                return None\n", "break\n"),),
+        (Edit("ugro.agent.lock", "HomeLock.take", "os.close(descriptor)\nreturn None", "break"),),
         AGENTS,
     ),
     Mutant(
         "a run goes before its files were fetched",
-        (Edit(_ORPHANS, "        await self._collector.fetch_outputs(node, status)\n", ""),),
+        (Edit(_ORPHANS, "OrphanRuns._clear", "await self._collector.fetch_outputs(node, status)", ""),),
         MADE,
     ),
     Mutant(
         "files that are not fetched go with their run",
         (
             Edit(
-                "src/ugro/agent/artifacts/output_sync.py",
-                "            await transfer.files.keep(transfer.source, names, with_unlisted=unlisted > 0)\n",
+                "ugro.agent.artifacts.output_sync",
+                "OutputSync._fetch_all",
+                "await transfer.files.keep(transfer.source, names, with_unlisted=unlisted > 0)",
                 "",
             ),
         ),
@@ -349,12 +380,19 @@ MUTANTS = (
     ),
     Mutant(
         "checkpoints go with their run",
-        (Edit(_STOPPING, "                checkpoints.save(run)\n", "                pass\n"),),
+        (Edit(_STOPPING, "remove", "checkpoints.save(run)", "pass"),),
         CHECKPOINTS,
     ),
     Mutant(
         "checkpoints go with a run that is removed quickly",
-        (Edit(_STOPPING, " or checkpoint_dir.of_run(run) is not None", ""),),
+        (
+            Edit(
+                _STOPPING,
+                "remove_quickly",
+                "entries is None or checkpoint_dir.of_run(run) is not None",
+                "entries is None",
+            ),
+        ),
         CHECKPOINTS,
     ),
 )

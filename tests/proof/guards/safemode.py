@@ -16,51 +16,54 @@ CONTROL = ("tests/unit/agent/test_safe_mode.py",)
 _MOVING = ("tests/integration/deployment/test_moving.py", "-k")
 RULES = ("tests/unit/policy/lifecycle/test_newer_state.py",)
 
-_SAFE_MODE = "src/ugro/agent/safe_mode/"
-_RECONCILER = "src/ugro/agent/engine/reconciler.py"
-_FIRST_ANSWERS = "src/ugro/agent/engine/first_answers.py"
-_SEAL = "src/ugro/core/support/seal.py"
-_NEWER = "src/ugro/policy/lifecycle/newer_state.py"
-_STANDING = "src/ugro/store/standing.py"
+_RECONCILER = "ugro.agent.engine.reconciler"
+_FIRST_ANSWERS = "ugro.agent.engine.first_answers"
+_SEAL = "ugro.core.support.seal"
+_NEWER = "ugro.policy.lifecycle.newer_state"
+_STANDING = "ugro.store.standing"
 
 MUTANTS = (
     Mutant(
         "what the journal says of a job in a gap is not looked up",
-        (Edit(_SAFE_MODE + "records.py", "for number in found:", "for number in ():"),),
+        (Edit("ugro.agent.safe_mode.records", "Records.newer_entries", "found", "()"),),
         CONTROL,
     ),
     Mutant(
         "a decision does not fence off older generations",
-        (Edit(_SAFE_MODE + "reconcile.py", "        await self._control.examine_all()\n", ""),),
+        (Edit("ugro.agent.safe_mode.reconcile", "Reconciler._take_over", "await self._control.examine_all()", ""),),
         CONTROL,
     ),
     Mutant(
         "an older attempt that is left is taken for the newest",
-        (Edit(_NEWER, "if newest >= max(entry.attempt if entry else 0, view.started, 1):", "if newest:"),),
+        (Edit(_NEWER, "_adopted", "newest >= max(entry.attempt if entry else 0, view.started, 1)", "newest"),),
         RULES,
     ),
     Mutant(
         "a log that was begun is not written to its end",
-        (Edit("src/ugro/agent/artifacts/collector.py", "await self.write_log(small)", "pass"),),
+        (Edit("ugro.agent.artifacts.collector", "Collector.complete_log", "await self.write_log(small)", "pass"),),
         FOLLOWED,
     ),
     Mutant(
         "ids are given before they are marked as reserved",
-        (Edit(_SAFE_MODE + "control.py", "await self._mark_here()  # before an id", "pass  # before an id"),),
+        (Edit("ugro.agent.safe_mode.control", "SafeModeControl.note_left", "await self._mark_here()", "pass"),),
         CONTROL,
     ),
     Mutant(
         "ids that the journal has noted are given again",
-        (Edit(_SAFE_MODE + "records.py", "_highest(self._home.jobs), self.journal.highest", "0, 0"),),
+        (
+            Edit("ugro.agent.safe_mode.records", "Records.highest", "_highest(self._home.jobs)", "0"),
+            Edit("ugro.agent.safe_mode.records", "Records.highest", "self.journal.highest", "0"),
+        ),
         CONTROL,
     ),
     Mutant(
         "a ticket is believed without its seal",
         (
             Edit(
-                "src/ugro/core/ticket.py",
-                "text = unsealed(key, message)",
-                'text = str(message).partition(" ")[2] if isinstance(message, str) else None',
+                "ugro.core.ticket",
+                "read_ticket",
+                "unsealed(key, message)",
+                "str(message).partition(' ')[2] if isinstance(message, str) else None",
             ),
         ),
         FORGED,
@@ -69,59 +72,69 @@ MUTANTS = (
         "a mark is believed without its seal",
         (
             Edit(
-                "src/ugro/agent/safe_mode/mark.py",
-                "text = unsealed(key, message)",
-                'text = str(message).partition(" ")[2] if isinstance(message, str) else None',
+                "ugro.agent.safe_mode.mark",
+                "read_mark",
+                "unsealed(key, message)",
+                "str(message).partition(' ')[2] if isinstance(message, str) else None",
             ),
         ),
         FORGED,
     ),
     Mutant(
         "a seal is not compared",
-        (Edit(_SEAL, "hmac.compare_digest(mac, _mac(key, text))", "bool(text)"),),
+        (Edit(_SEAL, "unsealed", "hmac.compare_digest(mac, _mac(key, text))", "bool(text)"),),
         RECORDS,
     ),
     Mutant(
         "a run that a newer state started counts as left over",
-        (Edit(_NEWER, "return not ids.were_given(job)", "return False"),),
+        (Edit(_NEWER, "is_beyond", "not ids.were_given(job)", "False"),),
         RULES,
     ),
     Mutant(
         "an attempt that a newer state started counts as over",
-        (Edit(_NEWER, "return attempt > known_attempt", "return False"),),
+        (Edit(_NEWER, "is_beyond", "attempt > known_attempt", "False"),),
         RULES,
     ),
     Mutant(
         "in safe mode the engine goes on",
-        (Edit(_RECONCILER, "if self.safe_mode.is_on:\n            return", "if False:\n            return"),),
+        (Edit(_RECONCILER, "Engine._look", "self.safe_mode.is_on", "False"),),
         OLDER,
     ),
     Mutant(
         "the journal beside the state is not compared",
         (
             Edit(
-                "src/ugro/agent/safe_mode/records.py",
-                "reasons = [*self._beyond(numbers, live), *older_than_mark(own, mark, HERE)]",
-                "reasons = [*older_than_mark(own, mark, HERE)]",
+                "ugro.agent.safe_mode.records",
+                "Records.compare",
+                "[*self._beyond(numbers, live), *older_than_mark(own, mark, HERE)]",
+                "[*older_than_mark(own, mark, HERE)]",
             ),
         ),
         RECORDS,
     ),
     Mutant(
         "ids begin where the older state left off",
-        (Edit(_STANDING, "highest = max(ids, known.highest)", "highest = known.highest"),),
+        (Edit(_STANDING, "_reserve", "max(ids, known.highest)", "known.highest"),),
         FORGOTTEN,
     ),
     Mutant(
         "a state that was moved goes on at once",
-        (Edit(_SAFE_MODE + "records.py", "is_checked=not is_moved", "is_checked=True"),),
+        (
+            Edit(
+                "ugro.agent.safe_mode.records",
+                "Records.compare",
+                "Comparison(tuple(reasons), mark, is_checked=not is_moved, is_moved=is_moved)",
+                "Comparison(tuple(reasons), mark, is_checked=True, is_moved=is_moved)",
+            ),
+        ),
         (*_MOVING, "copied"),
     ),
     Mutant(
         "what has run since the backup starts again",
         (
             Edit(
-                "src/ugro/agent/safe_mode/control.py",
+                "ugro.agent.safe_mode.control",
+                "SafeModeControl._may_know_more",
                 "ended = ended_since(self._watch, live, await self.newest_attempts({job.id for job in live}))",
                 "ended: dict[int, int] = {}",
             ),
@@ -130,31 +143,46 @@ MUTANTS = (
     ),
     Mutant(
         "a state that was moved does not ask nodes that are not in the cluster file",
-        (Edit(_SAFE_MODE + "control.py", "[*self.absent(), *(name for", "[*(name for"),),
+        (
+            Edit(
+                "ugro.agent.safe_mode.control",
+                "SafeModeControl.not_asked",
+                "[*self.absent(), *(name for name in unknown if not self._watch.has_no_account(name))]",
+                "[*(name for name in unknown if not self._watch.has_no_account(name))]",
+            ),
+        ),
         CONTROL,
     ),
     Mutant(
         "a node that cannot say what it ran counts as asked",
-        (Edit(_SAFE_MODE + "control.py", "self._examined.pop(node, None)", "pass"),),
+        (
+            Edit(
+                "ugro.agent.safe_mode.control",
+                "SafeModeControl.newest_attempts",
+                "self._examined.pop(node, None)",
+                "pass",
+            ),
+        ),
         CONTROL,
     ),
     Mutant(
         "an agent that was left behind reaches the generation of its successor",
-        (Edit(_SAFE_MODE + "control.py", "_GENERATIONS_AHEAD = 1000", "_GENERATIONS_AHEAD = 0"),),
+        (Edit("ugro.agent.safe_mode.control", "", "_GENERATIONS_AHEAD = 1000", "_GENERATIONS_AHEAD = 0"),),
         (*_MOVING, "still_runs"),
     ),
     Mutant(
         "an agent that has a successor is not told",
-        (Edit("src/ugro/remote/runs/watch.py", "if newest > self._generation:", "if False:"),),
+        (Edit("ugro.remote.runs.watch", "_Watching._end_if_replaced", "newest > self._generation", "False"),),
         ("tests/integration/runs/test_run_watch.py", "-k", "successor"),
     ),
     Mutant(
         "lost records are taken for a new state",
         (
             Edit(
-                "src/ugro/agent/safe_mode/records.py",
-                "return Comparison(is_checked=False, mark=mark, is_moved=is_moved)",
-                "return Comparison()",
+                "ugro.agent.safe_mode.records",
+                "Records.compare",
+                "Comparison(is_checked=False, mark=mark, is_moved=is_moved)",
+                "Comparison()",
             ),
         ),
         UNCHECKED,
@@ -162,47 +190,48 @@ MUTANTS = (
     Mutant(
         "the generation stays below what nodes have met",
         (
-            Edit(_STANDING, "str(max(numbers(db).generation, generation))", "str(numbers(db).generation)"),
+            Edit(_STANDING, "_raise_generation", "max(numbers(db).generation, generation)", "numbers(db).generation"),
             Edit(
-                "src/ugro/agent/safe_mode/reconcile.py",
-                "        self._watch.identity.generation = done.generation\n        await self._control",
-                "        await self._control",
+                "ugro.agent.safe_mode.reconcile",
+                "Reconciler._decide",
+                "self._watch.identity.generation = done.generation",
+                "",
             ),
         ),
         GENERATIONS,
     ),
     Mutant(
         "a job that waited before the agent started does not wait for what nodes say",
-        (Edit(_FIRST_ANSWERS, "return self._held is None or job in self._held", "return False"),),
+        (Edit(_FIRST_ANSWERS, "FirstAnswers.waits", "self._held is None or job in self._held", "False"),),
         WHOLE_COPY,
     ),
     Mutant(
         "a state of before the records is taken for a new one",
         (
             Edit(
-                "src/ugro/agent/safe_mode/records.py",
-                "if not numbers.reserved and mark is None:",
-                "if not numbers.reserved:",
+                "ugro.agent.safe_mode.records",
+                "Records.compare",
+                "not numbers.reserved and mark is None",
+                "not numbers.reserved",
             ),
         ),
         RECORDS,
     ),
     Mutant(
         "a job that ended meanwhile is started again",
-        (Edit("src/ugro/store/adoption.py", "            return _settle(db, change)\n", "            return []\n"),),
+        (Edit("ugro.store.adoption", "_apply", "_settle(db, change)", "[]"),),
         OLDER,
     ),
     Mutant(
         "in safe mode jobs are taken",
         (
             Edit(
-                "src/ugro/agent/jobs/service.py",
-                'point("submit.begun")\n        self._engine.safe_mode.check("and takes no jobs")',
-                'point("submit.begun")',
+                "ugro.agent.jobs.service", "JobService._asked", "self._engine.safe_mode.check('and takes no jobs')", ""
             ),
             Edit(
-                "src/ugro/agent/jobs/service.py",
-                'self._engine.safe_mode.check("and takes no jobs")  # it may have begun meanwhile',
+                "ugro.agent.jobs.service",
+                "JobService._put",
+                "self._engine.safe_mode.check('and takes no jobs')",
                 "pass",
             ),
         ),

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import sqlite3
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, closing
-from importlib import resources
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -62,22 +60,6 @@ def test_a_backup_is_made_when_something_has_changed_and_not_otherwise(tmp_path:
             assert backups.problem is None
 
     asyncio.run(work())
-
-
-def test_before_a_migration_the_state_is_saved(tmp_path: Path) -> None:
-    folder = resources.files("ugro.store") / "migrations"
-    with closing(sqlite3.connect(tmp_path / "state.db")) as db:
-        for step in sorted(entry.name for entry in folder.iterdir() if entry.name < "0010"):
-            db.executescript((folder / step).read_text())
-        db.execute("PRAGMA user_version = 9")
-
-    async def work() -> None:
-        async with opened(tmp_path, every_s=1000) as (_, backups):
-            assert backups.last is not None
-            assert backups.last.schema == 9
-
-    asyncio.run(work())
-    assert [path.name.endswith("-schema9.db") for path in files(tmp_path)] == [True]
 
 
 @pytest.mark.parametrize("sign", ["backups/state-000001-20260101T000000Z-schema10.db", "jobs/7/log"])

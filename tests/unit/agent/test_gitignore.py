@@ -14,12 +14,14 @@ from hypothesis import strategies as st
 from tests.rig.code import CodeRig
 from ugro.agent.code.result_rules import ResultRules
 from ugro.agent.code.scanner import Choices, scan
+from ugro.core.errors import UgroError
 
 PARTS = ("a", "b", "a.py", "b.log", "data", "x y", "#h", "!n", "ab", "[a]", "d.d")
 PATHS = st.lists(st.sampled_from(PARTS), min_size=1, max_size=4).map("/".join)
 PLAIN = ["a", "b", "*.py", "*.log", "data", "data/", "/a", "/a/b", "a/b", "**/b", "a/**", "a/**/b", "*", "?", "[ab]"]
 ODD = ["[!a]*", "[a-c].py", "\\#h", "\\!n", "x y", "x\\ y", "#h", "d.*", "a/*", "**", "/*", "a*", "*a*", "[a", "a?"]
-WORDS = st.sampled_from([*PLAIN, *ODD, "\\[a\\]"])
+STARS = ["*a*b*", "**/*a*", "a/**/**/b", "*[!a]*", "[a-b]*", "[ab].?*", "**/a/**/b", "**/a*/*", "d*[a-d]?*", "?[b-]"]
+WORDS = st.sampled_from([*PLAIN, *ODD, *STARS, "\\[a\\]"])
 LINES = st.lists(st.builds(lambda sign, word: sign + word, st.sampled_from(["", "", "!"]), WORDS), max_size=5)
 
 
@@ -81,6 +83,25 @@ def test_rules_that_are_no_text_or_cannot_be_read_do_no_harm(rig: CodeRig) -> No
     (rig.source / ".ugroignore").symlink_to("/dev/zero")
     (rig.source / "a").touch()
     assert files(rig, rig.source) == [".gitignore", "a"]
+
+
+def test_rules_and_names_that_were_made_to_take_years_take_no_time(rig: CodeRig) -> None:
+    cruel = "*a" * 13 + "*b"
+    (rig.source / ".gitignore").write_text("\n".join([cruel, f"x/{cruel}", "**/a/" * 20 + cruel, f"{cruel}/"]))
+    (rig.source / "x").mkdir()
+    for name in ("a" * 250, f"x/{'a' * 250}"):
+        (rig.source / name).touch()
+    assert len(files(rig, rig.source)) == 3
+    rules = ResultRules(rig.home, rig.take().id, [cruel])
+    assert rules.named_by(b"a" * 250) is None
+
+
+def test_a_file_with_too_many_patterns_is_named(rig: CodeRig) -> None:
+    (rig.source / ".gitignore").write_text("".join(f"a*{number}*b\n" for number in range(2001)))
+    with pytest.raises(UgroError) as refused:
+        files(rig, rig.source)
+    assert refused.value.message == ".gitignore cannot be read: more than 2,000 of its patterns have a *, ? or ["
+    assert refused.value.hint == "shorten it: its rules decide what is sent"
 
 
 def test_rules_that_were_edited_hold_at_once(rig: CodeRig) -> None:

@@ -17,6 +17,7 @@ from ugro.core.audit import AuditEntry
 from ugro.core.environment import Environment
 from ugro.core.errors import NotFound
 from ugro.core.job import After, Job, JobSpec, JobState
+from ugro.core.python_env import Blob
 from ugro.core.support import clock
 from ugro.core.support.moment import Instant
 from ugro.store.database import Store
@@ -410,7 +411,7 @@ def test_a_resolution_goes_when_no_job_no_node_and_no_request_needs_it(tmp_path:
         for name in ("nobody's", "a job's", "a node's"):
             await envs.keep_resolution(f"request for {name}", Resolution(name, "tiny==1.2"))
             for key in (name, f"request for {name}/{name}"):
-                await envs.keep_files(key, EnvFiles("00"))
+                await envs.keep_files(key, EnvFiles("00", Blob("uv", "00", 1)))
         job = await world.job(JobState.CANCELLED)
         await world.store.environments.record(job.id, 1, {"gpu1": Environment("3.11.2", "/py", "x", name="a job's")})
         await world.store.notes.change(job.id, lambda note: replace(note, text="the baseline"))

@@ -67,7 +67,7 @@ def test_a_service_of_a_private_job_says_neither_its_name_nor_its_number(tmp_pat
 
     jobs, results = SimpleNamespace(find=find), SimpleNamespace(parts=parts, brief=brief)
     nobody: Any = None
-    creation = Creation(nobody, cast(JobService, jobs), cast(ResultService, results), nobody, nobody)
+    creation = Creation(nobody, cast(JobService, jobs), cast(ResultService, results), nobody)
     for word, said in (("private", ("a private job", "")), ("open", ("job 7 secret", "secret"))):
         found, *words = asyncio.run(creation._model(word, None, tmp_path))
         assert found is not None

@@ -54,15 +54,6 @@ class Cluster:
     async def next_door(self, service: Service, *, has_failed: bool) -> DoorPlace:
         raise AssertionError("no door was lost")
 
-    async def replica(self, service: Service, job: JobSpec) -> JobSpec:
-        return job
-
-    async def has_own_cluster(self, service: Service) -> bool:
-        return False
-
-    async def stop_own_cluster(self, service: Service) -> None:
-        raise AssertionError("it has no cluster")
-
     async def submit_door(self, service: Service) -> None:
         self.submitted.append("door")
 

@@ -316,6 +316,26 @@ def test_progress_of_several_lines_is_drawn_over_the_last_and_never_scrolls(
     assert screen.shown().count("\x1b[A") == 3
 
 
+@pytest.mark.parametrize("columns", [200, 40, 25])
+def test_a_table_in_progress_keeps_its_colours_and_the_width(
+    terminal: Callable[[int, int], Terminal], columns: int
+) -> None:
+    screen = terminal(columns, 24)
+    output = Output()
+    evil = "a \x1b[2J reason that is longer than any terminal is wide: " + "ü" * 200
+    rows = [[Cell("7", "id", is_number=True), Cell("running", "good"), Cell("8"), Cell(evil, "bad")]]
+    lines = output.table_lines(("TRIAL", "STATE", "A NUMBER OF NO USE", "REASON"), rows)
+    output.progress("sweep a runs", table=lines)
+    drawn = screen.shown()
+    assert "\\x1b[36m" not in drawn, "no code of ours is shown as text"
+    assert "\x1b[36m7\x1b[0m" in drawn
+    plain = re.sub(r"\x1b\[[0-9;]*[mKA]", "", drawn).strip("\r")
+    assert "\x1b" not in plain
+    assert max(map(columns_of, plain.splitlines())) < columns
+    assert drawn.rstrip().endswith(("\x1b[0m", "…")), "a colour ends with its line"
+    output.end_progress()
+
+
 def test_text_and_bytes_come_out_in_the_order_they_were_written(monkeypatch: pytest.MonkeyPatch) -> None:
     buffer = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(buffer, write_through=False))
@@ -465,3 +485,14 @@ def reports() -> list[NodeReport]:
     error = "connection refused: no SSH server at that address and port"
     gone = NodeReport("gpu3", Status.UNREACHABLE, 0, error=error, since="2026-01-01T10:00:00+00:00")
     return [healthy, unwell, gone]
+
+
+def test_what_is_waited_for_is_a_line_now_and_then_without_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    output = Output()
+    for text in ("the head starts Ray on gpu1", "the head starts Ray on gpu1", "another one at once"):
+        output.waiting(text)
+    seen = capsys.readouterr()
+    assert (seen.out, seen.err) == ("", "the head starts Ray on gpu1\n")
+    Output(is_json=True).waiting("not for programs")
+    Output(is_quiet=True).waiting("nor for those who asked for quiet")
+    assert capsys.readouterr().err == ""

@@ -89,6 +89,7 @@ def specs(draw: st.DrawFn) -> JobSpec:
         is_cached=draw(flags),
         notify=tuple(draw(st.lists(words, max_size=2, unique=True))),
         balance=draw(st.sampled_from([None, "off", "static", "adaptive"])) if is_script else None,
+        nan=draw(st.sampled_from([None, "stop", "skip", "ignore"])),
         train_sync=draw(st.sampled_from([None, "step", "local"])) if is_script else None,
     )  # fmt: skip
 

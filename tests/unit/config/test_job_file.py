@@ -61,6 +61,7 @@ args: --epochs 10 --note 'a b'
 launcher: torchrun
 balance: off
 train_sync: local
+nan: skip
 env: {B: "2", A: ""}
 setup: |
   pip install x
@@ -113,6 +114,7 @@ notify: [mail]
         notify=("mail",),
         balance="off",
         train_sync="local",
+        nan="skip",
     )
 
 

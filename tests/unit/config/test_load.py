@@ -63,6 +63,7 @@ def test_every_default_is_the_promised_one() -> None:
         "ray": {
             "dashboard_port": 8265,
             "redis_port": 6379,
+            "client_port": 10001,
             "head_bind_all": False,
             "namespace": "default",
             "log_level": "info",

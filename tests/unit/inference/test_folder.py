@@ -81,3 +81,26 @@ def test_a_broken_description_names_its_file(tmp_path: Path) -> None:
         read_folder(tmp_path)
     with pytest.raises(UgroError, match="is a file"):
         read_folder(tmp_path / "config.json")
+
+
+def test_a_file_that_was_copied_in_part_is_named_with_the_tensor_in_which_it_ends(tmp_path: Path) -> None:
+    folder = model(tmp_path / "cut", config={"architectures": ["LlamaForCausalLM"]})
+    tensors = {"b": {"dtype": "F32", "shape": [4], "data_offsets": [16, 32]}}
+    tensors |= {"a": {"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}}
+    header = json.dumps({"__metadata__": {"format": "pt"}, **tensors}).encode()
+    whole = len(header).to_bytes(8, "little") + header + bytes(32)
+    file = folder / "model.safetensors"
+    file.write_bytes(whole)
+    assert read_folder(folder).task
+    for missing, tensor in ((1, "b"), (16, "b"), (17, "a")):
+        file.write_bytes(whole[:-missing])
+        says = f"model.safetensors is cut off in the tensor {tensor}: {len(whole) - missing} of {len(whole)} bytes"
+        with pytest.raises(UgroError, match=says):
+            read_folder(folder)
+
+
+@pytest.mark.parametrize("text", [b"", b"x", b"no safetensors", bytes(8), b"\2" + bytes(7) + b"[]", b"\xff" * 9])
+def test_a_file_of_another_kind_is_left_to_the_library(tmp_path: Path, text: bytes) -> None:
+    folder = model(tmp_path / "other", config={"architectures": ["LlamaForCausalLM"]})
+    (folder / "model.safetensors").write_bytes(text)
+    assert read_folder(folder).task

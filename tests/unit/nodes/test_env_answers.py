@@ -57,7 +57,7 @@ def test_a_line_that_never_ends_is_refused() -> None:
     [
         {"name": "e2"}, {"python": "python"}, {"python": "/a\nb"}, {"version": "3"}, {"version": "3.11\x1b"},
         {"size": -1}, {"size": 1 << 60}, {"made_at": "yesterday"}, {"packages": (("torch\x1b]0;x\x07", "1"),)},
-        {"note": "a\rb"}, {"packages": (("a", "1"),) * 6000},
+        {"torch_cuda": "a\rb"}, {"packages": (("a", "1"),) * 6000},
     ],
 )  # fmt: skip
 def test_an_environment_that_cannot_be_is_refused(wrong: dict[str, Any]) -> None:

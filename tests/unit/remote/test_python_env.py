@@ -13,7 +13,7 @@ from ugro.remote.python_env import tidy
 from ugro.remote.python_env.commands import Installer
 from ugro.remote.python_env.failures import Failed, Mask, explain
 from ugro.remote.python_env.indexes import index_variables
-from ugro.remote.python_env.installers import Pip, Site, Uv
+from ugro.remote.python_env.installers import Site, Uv
 from ugro.remote.python_env.place import Place, delete
 from ugro.remote.python_env.recipe import Recipe, required_names
 from ugro.remote.python_env.tidy import Found, choose
@@ -25,7 +25,8 @@ GB = 1 << 30
 
 def recipe(**more: Any) -> Recipe:
     fields = {"name": "e1", "platform": {"python": "3.11"}, "requirements": f"numpy==2.0 {HASH}\n"}
-    return Recipe({**fields, **more})
+    installer = {"name": "uv", "content": 64 * "a", "size": 1}
+    return Recipe({**fields, "installer": installer, "tree": 64 * "b", **more})
 
 
 @pytest.mark.parametrize(("script", "kind"), [("kill -KILL $$", "killed"), ("kill -SEGV $$", "crashed")])
@@ -57,14 +58,12 @@ def test_installers_find_indexes_in_variables_of_their_own() -> None:
 @pytest.mark.parametrize("is_offline", [True, False])
 def test_an_installer_without_internet_is_given_no_index(is_offline: bool, tmp_path: Path) -> None:
     wheels = [{"name": "numpy-2.0-py3-none-any.whl", "content": 64 * "a", "size": 1}]
-    offline: dict[str, Any] = {"wheels": wheels, "tree": 64 * "b"} if is_offline else {}
+    offline: dict[str, Any] = {"wheels": wheels} if is_offline else {}
     asked = recipe(index_url="https://a/", extra_index_url=["https://b/"], **offline)
     assert asked.is_offline is is_offline
     site = Site(Place(str(tmp_path)), str(tmp_path / "site"))
-    for tool in (Uv("/uv", site, asked), Pip(site, asked)):
-        given = [name for name in tool.variables() if "INDEX" in name]
-        assert bool(given) is not is_offline
-        assert ("UV_INDEX_STRATEGY" in given) is (tool.name == "uv" and not is_offline)
+    given = {name for name in Uv("/uv", site, asked).variables() if "INDEX" in name}
+    assert given == (set() if is_offline else {"UV_DEFAULT_INDEX", "UV_INDEX", "UV_INDEX_STRATEGY"})
 
 
 # --- recipes -------------------------------------------------------------------------------------------------------
@@ -89,9 +88,8 @@ def test_a_requirement_without_a_hash_or_an_option_among_them_is_refused(line: s
     [
         {"name": "../x"}, {"name": ".locks"}, {"name": ""}, {"name": "a.making"}, {"platform": {"python": "3.11; rm"}},
         {"index_url": "http://a b"}, {"index_url": "-x"}, {"extra_index_url": ["http://a\n"]}, {"find_links": ["a,b"]},
-        {"installer": {"name": "uv", "content": 64 * "a", "size": 1}},
-        {"installer": {"name": "../uv", "content": 64 * "a", "size": 1}, "tree": 64 * "b"},
-        {"wheels": [{"name": "a.whl", "content": "short", "size": 1}], "tree": 64 * "b"},
+        {"tree": "short"}, {"installer": {"name": "../uv", "content": 64 * "a", "size": 1}},
+        {"wheels": [{"name": "a.whl", "content": "short", "size": 1}]},
     ],
 )  # fmt: skip
 def test_a_recipe_that_leads_elsewhere_or_is_incomplete_is_refused(wrong: dict[str, Any]) -> None:

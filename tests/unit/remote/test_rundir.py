@@ -97,14 +97,6 @@ def test_an_older_generation_of_an_agent_is_refused_for_good(tmp_path: Path) -> 
     AgentDir(str(tmp_path), "another", "n1@m1").admit(1)
 
 
-def test_runs_that_an_older_version_left_are_never_started_again(tmp_path: Path) -> None:
-    older = tmp_path / ".ugro" / "agents" / "a1" / "runs"
-    (older / "5.1").mkdir(parents=True)
-    assert refused(lambda: AgentDir(str(tmp_path), "a1", "n1@m1").admit(4)) == "older-layout"
-    (older / "5.1").rmdir()
-    AgentDir(str(tmp_path), "a1", "n1@m1").admit(4)
-
-
 def test_only_the_owner_may_look_into_an_agents_folder(agent: AgentDir, run: RunDir) -> None:
     for path in (agent.path, agent.runs_path, run.path, run.file("output")):
         assert os.stat(path).st_mode & 0o777 == 0o700

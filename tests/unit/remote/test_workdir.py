@@ -176,3 +176,13 @@ def test_a_name_that_is_a_file_here_and_a_folder_there_is_told_and_not_sent(plac
     files = {file.name: file.problem for file in Outputs(place.run).files()}
     assert files[b"x/y"] is None
     assert "$UGRO_OUTPUT has a folder" in str(files[b"x"])
+
+
+def test_patterns_with_many_stars_find_each_file_once_and_soon(place: Place) -> None:
+    place.specify(outputs=["/".join(["**", "a"] * 8 + ["**", "*a" * 13 + "*b"]), "a/**/a*b"])
+    deep = place.work / "/".join("a" * 40)
+    deep.mkdir(parents=True)
+    (deep / ("a" * 250)).touch()
+    (deep / ("a" * 20 + "b")).touch()
+    made = [name for name in place.made() if name.endswith("ab")]
+    assert made == [f"{'a/' * 40}{'a' * 20}b"]

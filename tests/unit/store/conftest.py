@@ -9,7 +9,7 @@ import pytest
 
 from tests.rig.engines import engine, on_both  # noqa: F401  # a fixture
 
-_FILES_OF_SQLITE = ("test_backup", "test_damage", "test_dialect", "test_address")
+_FILES_OF_SQLITE = ("test_backup", "test_damage", "test_dialect", "test_address", "test_reserve")
 _TESTS_OF_SQLITE = ("test_nobody_else_can_read_the_file", "test_the_state_of_a_newer_version_is_refused_and_left_alone")
 
 

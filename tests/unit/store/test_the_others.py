@@ -17,6 +17,7 @@ from ugro.core.environment import Environment
 from ugro.core.errors import NotAllowed, NotFound, UgroError
 from ugro.core.job import After, Ending, Job, JobSpec, JobState, Placement, Share
 from ugro.core.power import PowerRecord, PowerState
+from ugro.core.python_env import Blob
 from ugro.core.ray_cluster import ClusterState
 from ugro.core.service import Service, ServiceState
 from ugro.core.support import clock
@@ -275,7 +276,7 @@ def test_an_environment_with_an_odd_name_keeps_no_resolution_from_being_removed(
         assert await envs.resolution("a") is None
         for name in ("used", "unused", "on a node"):
             await envs.keep_resolution(f"for {name}", Resolution(name, "tiny==1"))
-            await envs.keep_files(name, EnvFiles("00"))
+            await envs.keep_files(name, EnvFiles("00", Blob("uv", "00", 1)))
         job = await ended(store, "1")
         # As a node may report them: a lone surrogate, and the character 0, which PostgreSQL takes for no JSON.
         found = {str(number): Environment("3.11", path, "x") for number, path in enumerate(["\ud800", "\0", "/py"])}
@@ -288,7 +289,7 @@ def test_an_environment_with_an_odd_name_keeps_no_resolution_from_being_removed(
         assert await envs.resolution("for unused") is None
         assert await envs.files("unused") is None
         assert await envs.resolution("for used") == Resolution("used", "tiny==1")
-        assert await envs.files("on a node") == EnvFiles("00")
+        assert await envs.files("on a node") == EnvFiles("00", Blob("uv", "00", 1))
 
     in_store(tmp_path, work)
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-import sqlite3
 from collections.abc import Sequence
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -25,18 +23,9 @@ def points(values: Sequence[float], first: int = 0) -> Points:
     return Points(steps, [1_900_000_000_000 + step for step in steps], list(values))
 
 
-def forget_bounds(folder: Path) -> None:
-    """As if written before they were noted."""
-    with closing(sqlite3.connect(folder / "metrics.db")) as db, db:
-        db.execute("UPDATE series SET value_min = NULL, value_max = NULL")
-
-
 @pytest.mark.parametrize("count", [60, 9000])
 @pytest.mark.parametrize("is_sealed", [False, True])
-@pytest.mark.parametrize("is_old", [False, True])
-def test_last_least_and_largest_are_those_of_the_points(
-    tmp_path: Path, count: int, is_sealed: bool, is_old: bool
-) -> None:
+def test_last_least_and_largest_are_those_of_the_points(tmp_path: Path, count: int, is_sealed: bool) -> None:
     chance = random.Random(count)
     values = [chance.gauss(0, 1) for _ in range(count)]
     values[5], values[7] = math.nan, math.inf
@@ -44,12 +33,10 @@ def test_last_least_and_largest_are_those_of_the_points(
     async def work(store: MetricStore) -> None:
         for begin in range(0, count, count // 3):
             await store.append({LOSS: points(values[begin : begin + count // 3], begin)})
-            if is_old and begin == 0:
-                forget_bounds(tmp_path)
         if is_sealed:
             await store.seal("job/1")
         finite = [value for value in values if math.isfinite(value)]
-        steps = (None, None) if is_old else (values.index(min(finite)), values.index(max(finite)))
+        steps = (values.index(min(finite)), values.index(max(finite)))
         expected = Figure(values[-1], min(finite), max(finite), count - 1, count, *steps)
         assert await store.figures([1]) == {1: {"loss": expected}}
         assert await store.figures() == await store.figures([1])

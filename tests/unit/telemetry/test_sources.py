@@ -383,6 +383,22 @@ def test_only_jobs_whose_files_have_grown_are_looked_at(tmp_path: Path) -> None:
     collected(tmp_path, work)
 
 
+def test_a_line_without_an_end_is_left_out_and_said(tmp_path: Path) -> None:
+    async def work(folder: Path, collector: Collector, store: MetricStore) -> None:
+        file = folder / "output/metrics.jsonl"
+        put(file, '{"step": 1, "loss": 0.5}\n')
+        with file.open("r+b") as endless:
+            endless.truncate(30 << 20)
+        await collector.collect(7)
+        put(file, '\n{"step": 2, "loss": 0.25}\n')
+        await collector.collect(7)
+        assert (await curves(store))["loss"] == [0.5, 0.25]
+        assert collector.take_cut(7) == {"output/metrics.jsonl"}
+        assert collector.take_cut(7) == set()
+
+    collected(tmp_path, work)
+
+
 def test_a_log_without_metrics_costs_no_transaction_until_its_job_is_over(tmp_path: Path) -> None:
     async def work(folder: Path, collector: Collector, store: MetricStore) -> None:
         log = folder / "logs/rank_0.log"

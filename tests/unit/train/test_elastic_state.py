@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -37,8 +38,8 @@ def trained(scale: float) -> tuple[Any, Any, Any]:
 def test_a_rank_takes_over_parameters_moments_and_the_scale_of_losses(joins: bool) -> None:
     model, optimizer, scaler = trained(1024.0)
     other, its_optimizer, its_scaler = trained(4.0)
-    content = state.packed(model, {"optimizer": optimizer}, scaler)
-    found = state.unpack(content, other, {"optimizer": its_optimizer}, is_all=joins)
+    state.pack(file := io.BytesIO(), model, {"optimizer": optimizer}, scaler)
+    found = state.unpack(file.getbuffer(), other, {"optimizer": its_optimizer}, is_all=joins)
     assert found is not None
     its_scaler.load_state_dict(found)
     assert its_scaler.get_scale() == scaler.get_scale() == 1024.0
@@ -50,5 +51,6 @@ def test_a_rank_takes_over_parameters_moments_and_the_scale_of_losses(joins: boo
 
 def test_only_an_optimizer_counts_as_one() -> None:
     model = torch.nn.Linear(2, 1)
-    assert not state.has_optimizer({"model": model})
-    assert state.has_optimizer({"model": model, "mine": torch.optim.SGD(model.parameters(), lr=0.1)})
+    assert state.optimizers({"model": model}) == []
+    mine = torch.optim.SGD(model.parameters(), lr=0.1)
+    assert state.optimizers({"model": model, "mine": mine}) == [mine]

@@ -73,6 +73,20 @@ def test_what_the_trainer_logs_is_written_by_one_rank(output: Path, monkeypatch:
     assert records(output) == [(4, {"loss": 0.25, "logged_step": 7}), (8, {"loss": 0.125, "logged_step": 7})]
 
 
+def test_a_loss_that_is_logged_and_not_finite_is_said(output: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UGRO_RUN_DIR", str(output))
+    monkeypatch.setenv("UGRO_JOB", "7")
+    callback = integration("huggingface", monkeypatch, is_installed=True).UgroCallback()
+    for step, loss in ((4, 0.5), (8, float("nan")), (12, float("nan"))):
+        state = SimpleNamespace(global_step=step, is_world_process_zero=True)
+        callback.on_log(None, state, None, logs={"loss": loss, "grad_norm": float("inf")})
+    callback.on_train_end(None, state, None)
+    assert json.loads((output / "notices" / "0.json").read_text()) == {
+        "run": "7.1",
+        "notices": ["loss was NaN in step 8"],
+    }
+
+
 def test_the_trainer_s_number_of_steps_is_written_once(output: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     callback = integration("huggingface", monkeypatch, is_installed=True).UgroCallback()
     for is_main in (True, False):

@@ -66,6 +66,23 @@ def test_one_whose_process_answers_is_waited_for_until_its_script_comes(port: in
     assert {future.result(20).ranks for future in (*early, *late)} == {(0, 1, 2)}
 
 
+def test_one_that_works_for_longer_than_the_limit_for_silence_is_waited_for(
+    port: int, at_once: ThreadPoolExecutor
+) -> None:
+    limit_s = 2.0
+    zero, one, two = founders(port, rules=Rules(min_ranks=1, timeout_s=limit_s, grace_s=GRACE_S))
+    for meeting in (zero, one, two):
+        meeting.listen()
+    early = form(at_once, [zero, one])
+    begun = time.monotonic()
+    while time.monotonic() - begun < 2 * limit_s:
+        two.spoke()
+        assert not early[0].done()
+        threading.Event().wait(0.05)
+    late = form(at_once, [two])
+    assert {future.result(20).ranks for future in (*early, *late)} == {(0, 1, 2)}
+
+
 def test_one_that_comes_too_late_has_no_place(port: int, at_once: ThreadPoolExecutor) -> None:
     zero, one, two = founders(port)
     for future in form(at_once, [zero, one]):
@@ -88,6 +105,21 @@ def test_a_process_that_was_started_again_joins_when_the_others_take_it(port: in
     assert [member.joins for member in found[0].members] == [False, False, True]
     zero.joined(found[0])
     assert not zero.has_joiners
+
+
+def test_one_that_joins_does_not_come_to_a_group_that_has_broken(port: int, at_once: ThreadPoolExecutor) -> None:
+    zero, _ = founders(port, 2)
+    again = Meeting("127.0.0.1", port, 1, RULES)
+    zero.listen()
+    joining = at_once.submit(again.join)
+    wait_until(lambda: zero.has_joiners, 20)
+    broken = at_once.submit(zero.form, 1, takes=True).result(20)
+    assert joining.result(20).number == broken.number == 1
+    joining = at_once.submit(again.join, 2)
+    wait_until(lambda: zero.has_joiners, 20)
+    assert not joining.done()
+    assert at_once.submit(zero.form, 2, takes=True).result(20).ranks == (0, 1)
+    assert joining.result(20).number == 2
 
 
 def test_nobody_joins_while_the_others_are_at_an_exchange(port: int, at_once: ThreadPoolExecutor) -> None:

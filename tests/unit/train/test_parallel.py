@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 
 from ugro.core.errors import UsageError
+from ugro.train import frozen
 from ugro.train.group import Group
 from ugro.train.memory import SavedForBackward
 from ugro.train.parallel.blocks import blocks_of, described, optimizer_bytes
 from ugro.train.parallel.tensor import check_widths, plan_of, units_of
+from ugro.train.parallel.way import Way
 from ugro.train.parallel.way import of_units as speeds_of_units
 from ugro.train.pieces import sizes
 from ugro.train.surroundings import Surroundings
@@ -161,3 +163,39 @@ def test_measuring_layers_leaves_their_statistics_as_they_were() -> None:
     assert all(one.forward_s > 0 for one in found)
     assert all(torch.equal(one, before[name]) for name, one in made.named_buffers())
     assert all(parameter.grad is None for parameter in made.parameters())
+
+
+def test_layers_that_thaw_in_what_a_library_has_put_in_ddp_are_an_error_and_others_may_freeze() -> None:
+    import torch
+    from torch import distributed
+    from torch.nn.parallel import DistributedDataParallel
+
+    group = Group(Surroundings.of({}), torch.device("cpu"))
+    group.begin_alone()
+    try:
+        model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1))
+        model[0].requires_grad_(requires_grad=False)
+        way = Way(DistributedDataParallel(model), group)
+        way.follow()
+        model[1].bias.requires_grad_(requires_grad=False)
+        way.follow()
+        way.expect_unchanged()
+        model[0].requires_grad_(requires_grad=True)
+        with pytest.raises(UsageError, match="layers were thawed after the model was put in DDP"):
+            way.follow()
+        way.release()
+    finally:
+        distributed.destroy_process_group()
+
+
+def test_what_a_script_tells_ddp_to_ignore_stays_ignored_when_layers_thaw() -> None:
+    from torch import nn
+
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
+    ignored = "_ddp_params_and_buffers_to_ignore"
+    setattr(model, ignored, ["1.bias"])
+    frozen.ignore(model, ["0.weight", "0.bias"])
+    assert getattr(model, ignored) == ["1.bias", "0.weight", "0.bias"]
+    frozen.ignore(model, ["0.bias"])
+    assert getattr(model, ignored) == ["1.bias", "0.bias"]
+    assert [hasattr(one, "_ddp_ignored") for one in model[0].parameters()] == [False, True]

@@ -1,14 +1,12 @@
-"""Parts of the SDK that need no other ranks: its import, the sampler, pieces of batches, the environment."""
+"""Parts of the SDK that need no other ranks: its import, the sampler, the environment."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
-from collections import Counter, namedtuple
-from dataclasses import dataclass
+from collections import Counter
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -18,7 +16,6 @@ from ugro.core.errors import NotFound, UgroError, UsageError
 from ugro.policy.balance.mode import Mode
 from ugro.policy.balance.planner import Plan
 from ugro.train import checkpoint
-from ugro.train.pieces import pieces, sizes
 from ugro.train.sampler import Order, Progress, Schedule, Slice, slices
 from ugro.train.surroundings import Surroundings
 from ugro.train.telemetry import Word
@@ -105,49 +102,6 @@ def test_a_plan_holds_from_the_first_step_that_no_loader_has_begun_with() -> Non
     schedule = Schedule(_plan((5, 5)), lead=4)
     assert schedule.change(_plan((7, 3)), after_step=10) == 15
     assert [schedule.at(step).shares[0] for step in (13, 14, 15, 16)] == [5, 5, 7, 7]
-
-
-# --- pieces of a batch ------------------------------------------------------------------------------------------
-
-
-Pair = namedtuple("Pair", "x y")
-
-
-@dataclass
-class Named:
-    x: Any
-    names: list[str]
-    scale: float = 2.0
-
-
-def test_a_batch_of_any_shape_is_cut_along_its_samples() -> None:
-    import torch
-
-    x, y = torch.arange(12).view(6, 2), torch.arange(6)
-    part = (2, 4, 6)
-    assert pieces(x, None) == pieces((x, y), None) == pieces({"x": [x]}, None) == 6
-    assert pieces(x, part).tolist() == [[4, 5], [6, 7]]
-    assert [one.tolist() for one in pieces([x, y], part)] == [[[4, 5], [6, 7]], [2, 3]]
-    cut = pieces(Pair(x, y), part)
-    assert (type(cut), cut.y.tolist()) == (Pair, [2, 3])
-    cut = pieces({"x": x, "deep": {"y": y}, "flag": True}, part)
-    assert (cut["deep"]["y"].tolist(), cut["flag"]) == ([2, 3], True)
-    named = pieces(Named(x, list("abcdef")), part)
-    assert (named.x.shape[0], named.names, named.scale) == (2, ["c", "d"], 2.0)
-    assert pieces(x, (0, 6, 6)) is x
-
-
-def test_a_batch_without_tensors_cannot_be_cut() -> None:
-    with pytest.raises(UsageError, match="cannot be split"):
-        pieces(["a", "b"], None)
-
-
-@given(st.integers(1, 1000), st.integers(1, 50))
-def test_pieces_are_whole_and_nearly_equal(samples: int, count: int) -> None:
-    found = sizes(samples, count)
-    assert sum(found) == samples
-    assert len(found) == min(samples, count)
-    assert max(found) - min(found) <= 1
 
 
 # --- the environment, words and checkpoints ---------------------------------------------------------------------

@@ -85,7 +85,7 @@ def test_servers_are_checked_and_canaries_have_the_others_behind_them() -> None:
     assert len(one) == 2
     assert "check" in one[0]
     assert one[0].startswith("server one 10.0.0.1:9000 weight 40 maxconn 2000 ")
-    assert one[1].endswith(" backup")
+    assert " backup check " in one[1]
     assert len([line for line in found if line.startswith("server new ")]) == 1
     assert found.count("http-check send meth GET uri /health ver HTTP/1.1 hdr host door") == 2
 

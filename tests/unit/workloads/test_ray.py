@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import socket
@@ -17,8 +18,9 @@ from ugro.core.ray_cluster import OWN_BYTES, ClusterWish, WorkerSize
 from ugro.core.support.secret import masked
 from ugro.workloads.on_node.processes import is_free
 from ugro.workloads.ray_jobs import RaySettings, head_job, rank_argv, rank_env, worker_job
-from ugro.workloads.ray_node.machine import Ports
+from ugro.workloads.ray_node.machine import FIRST_PORT, Ports
 from ugro.workloads.ray_node.rules import BLOCK, LEAST_STORE, RefusedError, blocks_for, environment, sizes, start_words
+from ugro.workloads.ray_node.start import write_programs
 
 RAY = RaySettings("127.0.0.1", "info")
 HEAD = {"role": "head", "title": "n1-head", "cpus": 0, "address": "10.0.0.1", "port": 6379, "dashboard_port": 8265}
@@ -59,6 +61,32 @@ def test_every_port_is_fixed_and_no_two_are_the_same() -> None:
     ports += [int(env["DASHBOARD_METRIC_PORT"]), int(env["AUTOSCALER_METRIC_PORT"])]
     assert len(set(ports)) == len(ports) == 13
     assert {"--head", "--block", "--disable-usage-stats", "--dashboard-host=127.0.0.1"} <= set(words)
+
+
+def test_a_head_serves_ray_client_at_the_port_that_was_chosen() -> None:
+    made = cluster(1)
+    settings = json.loads(dict(head_job(made, RAY).env)["UGRO_RAY"])
+    assert "--ray-client-server-port=10001" in start_words(settings, 10_112, "10.0.0.1", "/tmp/x", (1, 2))
+    assert "--ray-client-server-port=10120" in start_words(WORKER, 10_112, "10.0.0.1", "/tmp/x", (1, 2))
+    assert made.head.client_address == "ray://10.0.0.1:10001"
+    assert FIRST_PORT > 10_020, "else a rank may have the port of the next head"
+
+
+def test_variables_are_those_of_the_head_and_the_workers_and_ours_count() -> None:
+    env = (("HF_HOME", "/data/hf"), ("RAY_agent_register_timeout_ms", "7"), ("UGRO_RAY", "{}"))
+    made = replace(cluster(1), wish=ClusterWish(env=env))
+    for spec in (head_job(made, RAY), worker_job(made, made.workers[0], RAY)):
+        assert dict(spec.env)["HF_HOME"] == "/data/hf"
+        given = environment(json.loads(dict(spec.env)["UGRO_RAY"]), dict(spec.env), 10_112, "t")
+        assert (given["HF_HOME"], given["RAY_agent_register_timeout_ms"]) == ("/data/hf", "7")
+    assert environment(WORKER, {}, 10_112, "t")["RAY_agent_register_timeout_ms"] == "300000"
+    assert "/data/hf" not in repr(made)
+
+
+def test_what_starts_ray_are_programs(tmp_path: Path) -> None:
+    assert write_programs(str(tmp_path)) == str(tmp_path / "start.py")
+    for file in ("start.py", "client_server.py"):
+        ast.parse((tmp_path / file).read_text(), feature_version=(3, 9))
 
 
 def test_a_worker_joins_with_what_it_was_given(monkeypatch: pytest.MonkeyPatch) -> None:

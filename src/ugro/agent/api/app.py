@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -49,6 +48,7 @@ from ugro.core.cluster_file import ClusterWish, ServedFile
 from ugro.core.errors import NotFound, UgroError, UsageError
 from ugro.core.support.codec import dumps
 from ugro.nodes.discovery.ssh_config import ssh_config_hosts
+from ugro.remote import foreign
 
 _HTTP_STATUS = {
     "usage": 400,
@@ -215,7 +215,7 @@ def _add_cluster_routes(app: FastAPI, agent: Agent) -> None:
 def _settings(header: str | None) -> Mapping[str, str] | None:
     """The UGRO_* variables of the client; None if it has sent none, as another program would."""
     try:
-        found = json.loads(header or "null")
+        found = foreign.parsed(header or "null")
     except ValueError:
         return None
     return {str(name): str(value) for name, value in found.items()} if isinstance(found, dict) else None
@@ -238,8 +238,8 @@ def _add_node_routes(app: FastAPI, agent: Agent) -> None:
         await agent.add_node(body.name, body.fields)
 
     @app.delete("/v1/nodes/{name:path}", status_code=204)
-    async def remove(name: str, only_if_idle: bool = False) -> None:
-        await agent.remove_node(name, only_if_idle=only_if_idle)
+    async def remove(name: str, only_if_idle: bool = False, even_with_jobs: bool = False) -> None:
+        await agent.remove_node(name, only_if_idle=only_if_idle, even_with_jobs=even_with_jobs)
 
     @app.post("/v1/nodes/{name:path}/drain", status_code=204)
     async def drain(name: str, body: DrainBody) -> None:

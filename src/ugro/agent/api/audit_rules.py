@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from urllib.parse import parse_qsl
 
 from ugro.core.support.secret import HIDDEN, looks_secret, masked_command, without_passwords
+from ugro.remote import foreign
 
 SIGN_IN = "sign in"
 TUNNEL = "tunnel"
@@ -168,9 +169,9 @@ def _fields(rule: Rule, request: bytes) -> list[str]:
     if not rule.fields:
         return []
     try:
-        body = json.loads(request)
+        body = foreign.parsed(request, len(request))
         return [_shown(body.get(name)) for name in rule.fields] if isinstance(body, dict) else []
-    except (ValueError, RecursionError):  # no JSON, or nested without end
+    except ValueError:
         return []
 
 

@@ -26,7 +26,7 @@ class SetupBody(Body):
     env: dict[str, str] | None = None  # None: the client has not been asked for variables yet
 
     def submit(self) -> Submit:
-        return Submit("", "", self.file, self.fields, self.here, self.env)
+        return Submit("", "", self.file, self.fields, self.here, self.env, as_options=True)
 
 
 class GcBody(Body):

@@ -19,6 +19,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from ugro.agent.agent import Agent
 from ugro.agent.api.access_rules import Access, Kind, check_owner, check_role
 from ugro.agent.api.audit_trail import Peer
+from ugro.agent.api.responses import BoundedRequest
 from ugro.agent.api.while_allowed import while_allowed
 from ugro.agent.door import CONNECTION
 from ugro.agent.ops.team import Team
@@ -104,7 +105,7 @@ def _guarded_by(gate: Gate) -> type[APIRoute]:
 
             async def admitted(request: Request) -> Response:
                 gate.admit(request)
-                return await answer(request)
+                return await answer(BoundedRequest(request.scope, request.receive, request._send))
 
             return admitted
 

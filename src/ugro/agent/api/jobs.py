@@ -34,6 +34,7 @@ class RetryBody(Body):
     key: OwnKey
     user: SeenUser
     exact: bool = False
+    put_back: bool | None = None  # None: as the job was submitted
 
 
 def add_job_routes(app: FastAPI, jobs: JobService) -> None:
@@ -103,7 +104,7 @@ def _add_submit_routes(app: FastAPI, jobs: JobService) -> None:
     @app.post("/v1/jobs/{word}/retry")
     async def retry(word: str, body: RetryBody) -> Response:
         """A new job with the same spec."""
-        return json_response(await jobs.retry(word, body.user, body.key, exact=body.exact))
+        return json_response(await jobs.retry(word, body.user, body.key, exact=body.exact, puts_back=body.put_back))
 
 
 def add_job_streams(app: FastAPI, jobs: JobService) -> None:

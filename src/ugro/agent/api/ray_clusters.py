@@ -15,6 +15,7 @@ from ugro.agent.api.gate import who
 from ugro.agent.api.responses import Body, LiveResponse, json_response, ndjson
 from ugro.agent.jobs.submission import Needs, Submit
 from ugro.agent.support.caller import SeenUser
+from ugro.config.kinds import BadValueError, Environment
 from ugro.config.names import is_job_name
 from ugro.core.audit import AuditEntry
 from ugro.core.errors import UsageError
@@ -32,7 +33,7 @@ class StartBody(Body):
     env: dict[str, str] | None = None  # None: the client has not been asked for variables yet
 
     def submit(self) -> Submit:
-        return Submit(self.user, "", None, self.fields, self.here, self.env)
+        return Submit(self.user, "", None, self.fields, self.here, self.env, as_options=True)
 
 
 class ScaleBody(Body):
@@ -95,5 +96,9 @@ def _check(wish: ClusterWish) -> None:
         )
     if wish.workers_per_node < 1 or (wish.nodes is not None and wish.nodes < 1):
         raise UsageError("a cluster starts with at least one worker on one node", hint="ugro cluster start --nodes 3")
+    try:
+        Environment().parse(dict(wish.env))
+    except BadValueError as error:
+        raise UsageError(f"--env: {error.message}", hint=error.hint or "--env HF_HOME=/data/hf") from error
     if wish.size.cpus is not None and wish.size.cpus < 1:
         raise UsageError("a worker has at least one CPU", hint="--cpus 4")

@@ -8,7 +8,7 @@ import logging
 from collections.abc import AsyncGenerator, Coroutine
 from typing import Any
 
-from fastapi import Request, Response
+from fastapi import HTTPException, Request, Response
 from pydantic import BaseModel, ConfigDict
 from starlette.types import Receive, Scope, Send
 
@@ -20,8 +20,29 @@ from ugro.core.support.codec import dumps, dumps_shown
 log = logging.getLogger(__name__)
 
 
+_MOST_ENTRIES = 20_000
+_MOST_DEPTH = 100
+
+
 class Body(BaseModel):
     model_config = ConfigDict(extra="forbid")
+
+
+class BoundedRequest(Request):
+    """Refuses a body of a few MiB that is a million entries: each of them takes the agent some time."""
+
+    async def json(self) -> Any:
+        found = await super().json()
+        level = [found] if isinstance(found, dict | list) else []
+        for _ in range(_MOST_DEPTH):
+            if not level:
+                return found
+            inside = [one.values() if isinstance(one, dict) else one for one in level]
+            if (most := max(map(len, inside), default=0)) > _MOST_ENTRIES:
+                text = f"{most:,} entries in one list or map, at most {_MOST_ENTRIES:,} are taken"
+                raise HTTPException(400, f"{text}: put them into a file that is read where they are used")
+            level = [value for values in inside for value in values if isinstance(value, dict | list)]
+        raise HTTPException(400, f"more than {_MOST_DEPTH} maps and lists in each other")
 
 
 class LiveResponse(Response):

@@ -34,7 +34,7 @@ Jobs = Annotated[list[str], Query(alias="job", min_length=1, max_length=_MOST_JO
 class TestBody(Body):
     __test__ = False  # not a pytest class
 
-    channels: list[Annotated[str, Field(max_length=64)]] = Field(default_factory=list)
+    channels: list[Annotated[str, Field(max_length=64)]] = Field(default_factory=list, max_length=100)
 
 
 def add_watch_routes(app: FastAPI, agent: Agent) -> None:

@@ -14,7 +14,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from ugro.agent.artifacts.file_store import FileStore, expect_room, sync_file_system
@@ -109,6 +109,23 @@ class CheckpointStore:
 
     def drop_incomplete(self) -> None:
         self._remove_all(_ARRIVING)
+
+    def adopt(self, earlier: CheckpointStore, attempt: int) -> Checkpoint | None:
+        """Takes over the newest of another job, for an attempt that has not begun, unless there is one here."""
+        theirs = earlier.newest() if self._begun(attempt) is None and self.newest() is None else None
+        if theirs is None:
+            return None
+        self._remove_all(_ARRIVING)
+        fresh, place = self._folder / f"{_ARRIVING}adopted", self._folder / "1"
+        fresh.mkdir(mode=0o700, parents=True)
+        shutil.copytree(theirs.path, fresh / "content", copy_function=os.link)
+        found = replace(theirs.found, attempt=0, serial=0)  # what this job writes is newer
+        kept = _fingerprint(fresh / "content")
+        own = Checkpoint(1, found, theirs.node, 0, kept, str(place / "content"))
+        durable.write_json(str(fresh / "record.json"), asdict(own))
+        fresh.rename(place)
+        durable.sync_folder(str(self._folder))
+        return own
 
     def begin(self, attempt: int) -> Checkpoint | None:
         """What the attempt resumes from; None if it begins from scratch. Decided by the first call."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+import os
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -17,9 +18,11 @@ from pathlib import Path
 from ugro.agent.artifacts.checkpoint_store import Checkpoint, CheckpointStore
 from ugro.agent.artifacts.file_sync import FileTransfer, Polling
 from ugro.agent.artifacts.job_folder import delete_results, link_checkpoint, resume_folder
+from ugro.agent.artifacts.output_store import shown
 from ugro.agent.support.aio import to_the_end
 from ugro.core.errors import NotFound, RemoteFailure, TimedOut, UgroError, Unreachable
 from ugro.core.job import Job
+from ugro.core.login import node_of
 from ugro.core.support import clock
 from ugro.core.support.moment import elapsed_s
 from ugro.nodes.files import Found, Listing, NodeFiles, Prepared, Where, checkpoint_of
@@ -29,6 +32,8 @@ from ugro.remote.files.listing import RunFile, fingerprint
 from ugro.remote.files.resumable import StreamError
 
 log = logging.getLogger(__name__)
+
+Tell = Callable[[Job, str], Awaitable[None]]
 
 _LOOK_S = 2.0
 _LONGEST_PAUSE_S = 60.0
@@ -63,8 +68,14 @@ class _Look:
 
 
 class CheckpointSync:
-    def __init__(self, folder: Path, node: Callable[[str], Node], identity: Identity) -> None:
-        """``folder`` has one for each job; ``node`` raises NotFound for one that is no longer known."""
+    def __init__(
+        self, folder: Path, node: Callable[[str], Node], identity: Identity, tell: Tell | None = None
+    ) -> None:
+        """``folder`` has one for each job; ``node`` raises NotFound for one that is no longer known.
+
+        ``tell`` notes a sentence about a job for its user.
+        """
+        self._tell = tell
         self._folder = folder
         self._node = node
         self._identity = identity
@@ -114,12 +125,26 @@ class CheckpointSync:
     async def place(self, job: Job, node: str) -> Prepared:
         """Before the attempt starts there. However often it is called, all nodes of an attempt get the same one."""
         async with self._polling.lock(job.id):
-            checkpoint = await asyncio.to_thread(self._store(job.id).begin, job.attempt)
+            store, earlier = self._store(job.id), job.spec.earlier
+            if earlier is not None and job.spec.retry.puts_back:
+                adopted = await to_the_end(partial(store.adopt, self._store(earlier), job.attempt))
+                if adopted is not None and self._tell is not None:
+                    await self._tell(job, f"checkpoint {shown(os.fsencode(adopted.name))} of job {earlier} is put back")
+            checkpoint = await asyncio.to_thread(store.begin, job.attempt)
         files, where = self._files(node), where_of(job)
         prepared = await files.prepare(where, checkpoint.found if checkpoint else None)
+        await self._tell_of_older(job, node, prepared)
         if checkpoint is None or prepared.resume is not None:
             return prepared
         return await files.put(where, checkpoint.found, Path(checkpoint.path))
+
+    async def _tell_of_older(self, job: Job, node: str, prepared: Prepared) -> None:
+        told = self._reported.setdefault(job.id, set())
+        names = ", ".join(shown(os.fsencode(name)) for name in prepared.older)
+        text = f"{node_of(node)}: the job does not resume from what is older than itself in {prepared.dir}: {names}"
+        if self._tell is not None and names and text not in told:
+            told.add(text)
+            await self._tell(job, f"{text} (one that is copied there from now on, without -p, counts)")
 
     async def drop_on(self, job: Job, nodes: Sequence[str]) -> tuple[str, ...]:
         """Deletes the job's folders on the nodes; what is here stays. Returns the nodes that could not be asked."""

@@ -19,6 +19,7 @@ from ugro.agent.artifacts.environments import Environments, ExtraEnv
 from ugro.agent.artifacts.inline_logs import SmallLogs
 from ugro.agent.artifacts.output_store import Arrived
 from ugro.agent.artifacts.output_sync import OutputSync, Progress, Run
+from ugro.agent.artifacts.put_back import Earlier, Found, find
 from ugro.agent.support.aio import to_the_end
 from ugro.agent.tracking.run_tracker import RunTracker
 from ugro.core.errors import NotFound, UgroError
@@ -34,6 +35,7 @@ _LOGS_S = 30.0
 _SILENT_S = 1.0
 _AGAIN_S = 1.0
 _LONGEST_PAUSE_S = 60.0
+_LONGEST_CHAIN = 50  # of jobs, each submitted again from the one before
 
 
 def checkpoint_env(checkpoints: CheckpointSync) -> ExtraEnv:
@@ -146,6 +148,23 @@ class Collector:
         if found is None:
             raise NotFound(f"job {status.job} has had no attempt {status.attempt}")
         return found
+
+    async def made_before(self, job: Job, is_code: Callable[[str], bool]) -> Found:
+        """The files that attempts before this one made in their working directories, also at jobs before this one."""
+        chain = [job]
+        with contextlib.suppress(NotFound):
+            while (number := chain[-1].spec.earlier) is not None and len(chain) < _LONGEST_CHAIN:
+                chain.append(await self._jobs.get(number))
+        earlier = []
+        for one in reversed(chain):
+            for tried in await self._jobs.attempts(one.id):
+                if one is job and tried.number >= job.attempt:
+                    continue
+                plan = await self._jobs.planned(one.id, tried.number)
+                began_with = plan is not None and any(part.code is not None for part in plan.nodes)
+                name = f"attempt {tried.number}" if one is job else f"job {one.id}"
+                earlier.append(Earlier(name, self._outputs.attempt_folder(one.id, tried.number), tried, began_with))
+        return await asyncio.to_thread(find, earlier, is_code)
 
     async def _is_removed(self, job: int) -> bool:
         try:
@@ -315,5 +334,5 @@ def _logs_of(node: str, status: RunStatus, ranks: Sequence[int]) -> tuple[int | 
 def _parts(job: Job, attempt: int, node: str, *, is_first: bool) -> tuple[Run, ...]:
     """An attempt's part on one node: its own files, and the checkpoints, which belong to the job."""
     spec = job.spec
-    own = Run(job.id, attempt, node, is_first, spec.results, bool(spec.outputs), spec.checkpoint.name, spec.snapshot)
+    own = Run(job.id, attempt, node, is_first, spec.results, spec.outputs, spec.checkpoint.name, spec.snapshot)
     return (own, replace(own, where=where_of(job, attempt))) if spec.are_checkpoints_results else (own,)

@@ -41,12 +41,8 @@ def energy_file(folder: Path, attempt: int, node: str) -> Path:
 
 
 def resume_folder(folder: Path) -> Path:
-    """Where what the job can resume from is. Blocks."""
-    place, before = folder / _RESUME, folder / CHECKPOINTS
-    # Earlier versions had it under the name that now belongs to the job's own files.
-    if not place.exists() and any(before.glob("*/record.json")) and not before.is_symlink():
-        before.rename(place)
-    return place
+    """Returns where what the job can resume from is."""
+    return folder / _RESUME
 
 
 def link_view(folder: Path, attempt: int) -> None:
@@ -130,7 +126,7 @@ def write_config(folder: Path, job: Job, plan: Plan | None) -> None:
 
 
 def _plan(plan: Plan) -> dict[str, Any]:
-    document = asdict(plan)
+    document = asdict(plan.with_short_hashes)
     for node in document["nodes"]:
         for rank in node["ranks"]:
             rank["env"] = masked(rank["env"])

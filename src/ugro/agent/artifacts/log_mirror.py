@@ -26,6 +26,7 @@ from ugro.core.support.moment import Instant, elapsed_s
 from ugro.nodes.runs import Piece
 from ugro.policy.lifecycle.reported_run import most_log_bytes
 from ugro.remote.runs.meter import ENERGY
+from ugro.store.reserve import is_short
 
 log = logging.getLogger(__name__)
 
@@ -114,6 +115,7 @@ class LogMirror:
     async def _mirror(self, node: str, key: Key, placed: Instant) -> bool:
         """True when all of it has arrived."""
         extra = {"job": key[0], "node": node, "attempt": key[1]}
+        problem = ""
         while True:
             try:
                 await self._copy(node, key, placed)
@@ -124,7 +126,8 @@ class LogMirror:
                 log.warning("a log was not fetched: %s", error, extra=extra)
                 return False
             except (DiskFull, OSError) as error:  # the disk may be cleaned up; meanwhile the log stays on the node
-                log.error("a log cannot be written: %s", error, extra=extra)
+                if problem != (problem := str(error)):  # said once: the agent's own log is on that disk, too
+                    log.error("a log cannot be written: %s", error, extra=extra)
                 await asyncio.sleep(_AGAIN_S)
 
     async def _copy(self, node: str, key: Key, placed: Instant) -> None:
@@ -173,6 +176,9 @@ class _Writer:
         self._room = _ROOM_EVERY_BYTES  # that can be written before the disk is looked at: a short log always is
 
     def write(self, piece: Piece) -> None:
+        if is_short(self._folder):
+            hint = f"make room on the disk of {self._folder}"
+            raise DiskFull("the disk is full; the log stays on the node", hint=hint)
         self._room -= len(piece.content)
         if self._room < 0:
             expect_room(self._folder, _ROOM_EVERY_BYTES)

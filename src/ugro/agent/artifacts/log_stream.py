@@ -18,7 +18,7 @@ from ugro.agent.artifacts.log_index import LogIndex, last_lines, line_begin
 from ugro.agent.artifacts.log_mirror import LogMirror
 from ugro.agent.support.caller import shown
 from ugro.agent.support.change_signal import ChangeSignal, wait_for_any
-from ugro.core.errors import NotFound, UgroError, Unreachable
+from ugro.core.errors import NotFound, UgroError, Unreachable, UsageError
 from ugro.core.job import Attempt, Job, Launcher
 from ugro.core.login import node_of
 from ugro.core.plan import Plan
@@ -29,6 +29,7 @@ from ugro.store.jobs import JobStore
 Look = Callable[[int], Awaitable[Job]]
 
 _LOOK_S = 0.5  # without a signal
+_AHEAD_BYTES = 64 << 20
 _AT_ONCE = wire.CHUNK  # of one rank, before it is another's turn
 
 
@@ -62,6 +63,7 @@ class LogStream:
     async def check(self, job: Job, wanted: Selection) -> None:
         """Raises NotFound for what an attempt does not have."""
         attempt = wanted.attempt or job.attempt
+        await asyncio.to_thread(self._check_positions, job, wanted)
         if wanted.attempt is not None and not 1 <= wanted.attempt <= job.attempt:
             raise NotFound(f"job {job.id} has no attempt {wanted.attempt}", hint=f"it has {job.attempt}")
         found = await ranks_of(self._jobs, job, attempt)
@@ -73,6 +75,15 @@ class LogStream:
         machines = {node_of(node) for node in nodes}
         if strange := sorted(set(wanted.nodes) - nodes - machines):
             raise NotFound(f"job {job.id} did not run on {strange[0]}", hint=f"it ran on {', '.join(sorted(machines))}")
+
+    def _check_positions(self, job: Job, wanted: Selection) -> None:
+        """Raises UsageError for a place that no log has. After a crash here a log may lack its last bytes."""
+        for (attempt, rank), offset in wanted.positions.items():
+            log = self._mirror.path(job.id, attempt, rank)
+            size = log.stat().st_size if log.exists() else 0
+            if attempt > max(1, job.attempt) or offset > size + _AHEAD_BYTES:
+                text = f"at: the log of rank {rank} in attempt {attempt} has {size} bytes, and no byte {offset}"
+                raise UsageError(text, hint="leave it out to begin at the beginning")
 
     async def frames(self, number: int, wanted: Selection) -> AsyncGenerator[bytes]:
         reading = _Reading(self._jobs, self._mirror, await self._look(number), wanted)

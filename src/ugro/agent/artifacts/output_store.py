@@ -12,7 +12,7 @@ import os
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from ugro.agent.artifacts.file_store import FileStore, sync_file_system
 from ugro.core.results import LeftFile
@@ -64,6 +64,7 @@ class OutputStore(FileStore):
         self._folder = _SharedFolder(str(self.root), str(self._partial))
         self._first = attempt / "output"
         self._record = self._state / f"{name}.json"
+        self._work = self._state / f"{name}.work"
         self._node, self._part = node, part
         self._is_first = is_first
 
@@ -77,6 +78,23 @@ class OutputStore(FileStore):
         """The names of files in the same folder that came as the other part of the node's files."""
         part = "" if self._part else PART
         return set(OutputStore(self._attempt, self._node, is_first=self._is_first, part=part).fetched())
+
+    def note_work(self, files: Sequence[RunFile], patterns: Sequence[str]) -> None:
+        """Records which of its files were made in its working directory: those that a next attempt may get there."""
+        known = self.work()
+        names = known | {file.name for file in files if file.is_work or _matches(file.name, patterns)}
+        if names != known:
+            self._state.mkdir(mode=0o700, parents=True, exist_ok=True)
+            written = {"names": [name.decode("utf-8", "surrogateescape") for name in sorted(names)]}
+            durable.write_json(str(self._work), written, is_lasting=False)
+
+    def work(self) -> set[bytes]:
+        """The names of the files that were made in its working directory."""
+        try:
+            names = json.loads(self._work.read_bytes())["names"]
+        except (OSError, ValueError, KeyError):
+            return set()
+        return {name.encode("utf-8", "surrogateescape") for name in names}
 
     def finish(self, choice: Choice, unlisted: int = 0, *, is_kept: bool) -> Arrived:
         """Everything wanted is here; when this returns, it is on the disk, too. ``unlisted`` more are left."""
@@ -155,6 +173,12 @@ def with_left(folder: Path) -> tuple[int, ...]:
             if decode(Arrived, json.loads(record.read_bytes())).left_count:
                 found.add(int(record.parent.parent.name.removeprefix("attempt_")))
     return tuple(sorted(found))
+
+
+def _matches(name: bytes, patterns: Sequence[str]) -> bool:
+    """Whether the file, or a folder that it is in, is named by a pattern of a job's outputs."""
+    path = PurePosixPath(os.fsdecode(name))
+    return any(one.match(pattern) for one in (path, *path.parents) for pattern in patterns)
 
 
 def shown(name: bytes) -> str:

@@ -54,7 +54,7 @@ class Run:
     node: str
     is_first: bool = True  # the node of rank 0
     rule: ResultRule = field(default_factory=ResultRule)
-    has_patterns: bool = False  # it names files of its working directory
+    patterns: tuple[str, ...] = ()  # of files in its working directory that it names
     folder: str = "checkpoints"  # of checkpoints, among its files
     snapshot: str | None = None  # its code
     where: Where | None = None  # it is about the checkpoints of its job, which are not among its files
@@ -111,7 +111,7 @@ class OutputSync:
         waiting = self._waiting.setdefault(run.node, {})
         if run.key in self._polling or run.key in waiting:
             return
-        if run.has_patterns:
+        if run.patterns:
             self._poll(run, describe)
             return
         waiting[run.key] = (run, describe)
@@ -140,6 +140,9 @@ class OutputSync:
                 self._report(run, str(error))
                 raise
         self.forget(run)
+
+    def attempt_folder(self, job: int, attempt: int) -> Path:
+        return attempt_folder(self._folder / str(job), attempt)
 
     def describe(self, job: Job, plan: Plan | None) -> None:
         """Writes the job's spec and plan into its folder. Blocks."""
@@ -230,7 +233,9 @@ class OutputSync:
 
     async def _fetch_some(self, run: Run, transfer: FileTransfer, store: OutputStore, listing: Listing) -> None:
         def missing() -> list[Wanted]:
-            found = store.missing(_choose(store, listing, self._selection(run)).wanted)
+            chosen = _choose(store, listing, self._selection(run)).wanted
+            store.note_work(chosen, run.patterns)
+            found = store.missing(chosen)
             return [one for one in found if one.offset or not is_being_written(one.file, run.folder, listing.now_ns)]
 
         store.problems.clear()  # what could not be read is tried again
@@ -248,6 +253,7 @@ class OutputSync:
         def chosen(listing: Listing) -> Sequence[RunFile]:
             nonlocal choice, unlisted
             choice, unlisted = _choose(store, listing, self._selection(run)), listing.unlisted
+            store.note_work(choice.wanted, run.patterns)
             for file in choice.wanted:
                 if file.name in seeds:
                     store.seed(file.name, seeds[file.name])

@@ -10,23 +10,27 @@ from __future__ import annotations
 import errno
 import functools
 import os
-import re
 from collections.abc import Container, Iterable
 from dataclasses import dataclass, replace
+
+from ugro.remote.globs import Glob, PathGlob
 
 _OWN = b".ugroignore"
 FILES = (b".gitignore", _OWN)
 _GIT_NAME, _OWN_NAME, _CONFIGURED = ".gitignore", ".ugroignore", "sync.exclude_patterns"
 _MOST_BYTES = 1 << 20
+_MOST_WITH_STARS = 2000  # each costs every file of the folder some time
 
 
 @dataclass(frozen=True, slots=True)
 class _Rule:
-    fits: re.Pattern[bytes]  # a path below the folder of its file
     is_for_folders: bool
     is_kept: bool  # the pattern began with a !
-    name: bytes = b""  # everything it matches has this name
-    ending: bytes = b""  # everything it matches ends with this
+    name: Glob[bytes] | None = None  # of the last part of a path, wherever it is
+    path: PathGlob[bytes] | None = None  # or of a whole path, from the folder of its file
+
+    def fits(self, name: bytes, parts: list[bytes]) -> bool:
+        return self.name.fits(name) if self.name is not None else self.path is not None and self.path.fits(parts)
 
 
 class _RuleFile:
@@ -35,15 +39,40 @@ class _RuleFile:
     def __init__(self, depth: int, rules: tuple[_Rule, ...]) -> None:
         self.depth = depth  # bytes of the path of its folder
         self.rules = rules  # the last one first
-        self._names = frozenset(rule.name for rule in rules if rule.name)
-        self._endings = tuple(rule.ending for rule in rules if rule.ending)
-        others = [rule.fits.pattern for rule in rules if not rule.name and not rule.ending]
-        self._others = re.compile(b"|".join(b"(?:%s)" % one for one in others), re.DOTALL) if others else None
+        names = [rule.name for rule in rules if rule.name is not None]
+        paths = [rule.path for rule in rules if rule.path is not None]
+        self._names = frozenset(text for one in names for text in one.whole)
+        self._beginnings = tuple(text for one in names for text in one.beginnings)
+        self._endings = tuple(text for one in names for text in one.endings)
+        self._other_names = [one for one in names if not one.is_simple]
+        self._paths = frozenset(one.whole for one in paths if one.whole is not None)
+        self._other_paths = [one for one in paths if one.whole is None]
+        heads = [one.head for one in self._other_paths if one.head is not None]
+        self._heads = tuple(head + b"/" for head in heads) if len(heads) == len(self._other_paths) else (b"",)
+
+    @property
+    def has_too_many(self) -> bool:
+        return len(self._other_names) + len(self._other_paths) > _MOST_WITH_STARS
+
+    def deciding(self, path: bytes, name: bytes, *, is_folder: bool) -> _Rule | None:
+        """Returns the last rule that matches, if one does."""
+        if not self.may_fit(path, name):
+            return None
+        parts = path[self.depth :].split(b"/")
+        fitting = (rule for rule in self.rules if is_folder or not rule.is_for_folders)
+        return next((rule for rule in fitting if rule.fits(name, parts)), None)
 
     def may_fit(self, path: bytes, name: bytes) -> bool:
-        if name in self._names or name.endswith(self._endings):
+        if name in self._names or name.endswith(self._endings) or name.startswith(self._beginnings):
             return True
-        return self._others is not None and self._others.fullmatch(path, self.depth) is not None
+        if self._paths and path[self.depth :] in self._paths:
+            return True
+        if self._other_names and any(one.fits(name) for one in self._other_names):
+            return True
+        if not self._other_paths or not path.startswith(self._heads, self.depth):
+            return False
+        parts = path[self.depth :].split(b"/")
+        return any(one.fits(parts) for one in self._other_paths)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,10 +89,15 @@ class IgnoreRules:
         return cls(configured=(_rule_file(os.fsencode("\n".join(patterns)), len(folder)),))
 
     def with_rules(self, name: bytes, text: bytes, folder: bytes) -> IgnoreRules:
-        """``folder``: where the rules are; empty, or with a slash at its end. All paths are relative to one root."""
+        """``folder``: where the rules are; empty, or with a slash at its end. All paths are relative to one root.
+
+        Raises OSError with the name of a file that has too many patterns.
+        """
         if not text:
             return self
         rules = _rule_file(text, len(folder))
+        if rules.has_too_many:
+            raise OSError(errno.EFBIG, f"more than {_MOST_WITH_STARS:,} of its patterns have a *, ? or [", name)
         return replace(self, own=(rules, *self.own)) if name == _OWN else replace(self, gits=(rules, *self.gits))
 
     def ignores(self, folder: bytes, name: bytes, *, is_folder: bool) -> bool:
@@ -75,10 +109,8 @@ class IgnoreRules:
         path = folder + name
         for source, files in ((_OWN_NAME, self.own), (_CONFIGURED, self.configured), (_GIT_NAME, self.gits)):
             for file in files:
-                if file.may_fit(path, name):
-                    for rule in file.rules:
-                        if (is_folder or not rule.is_for_folders) and rule.fits.fullmatch(path, file.depth):
-                            return None if rule.is_kept else source
+                if (rule := file.deciding(path, name, is_folder=is_folder)) is not None:
+                    return None if rule.is_kept else source
         return None
 
 
@@ -142,64 +174,16 @@ def _rule(line: bytes) -> _Rule | None:
     pattern = pattern.rstrip(b"/") if is_for_folders else pattern
     if not pattern:
         return None
-    is_anchored = b"/" in pattern
-    try:
-        fits = re.compile((b"" if is_anchored else b"(?:.*/)?") + _translated(pattern.removeprefix(b"/")), re.DOTALL)
-    except re.error:
-        return None
-    is_plain = not is_anchored and not re.search(rb"[\[\]?*\\]", pattern.removeprefix(b"*"))
-    is_ending = is_plain and pattern.startswith(b"*") and len(pattern) > 1
-    name, ending = (b"", pattern[1:]) if is_ending else (pattern if is_plain else b"", b"")
-    return _Rule(fits, is_for_folders, is_kept, name if name != b"*" else b"", ending)
+    if b"/" in pattern:
+        path = PathGlob(pattern.removeprefix(b"/"), has_escapes=True)
+        return _Rule(is_for_folders, is_kept, path=path)
+    return _Rule(is_for_folders, is_kept, Glob(pattern, has_escapes=True))
 
 
 def _without_trailing_spaces(line: bytes) -> bytes:
     stripped = line.rstrip(b" \t")
     has_escape = (len(stripped) - len(stripped.rstrip(b"\\"))) % 2 == 1
     return stripped + line[len(stripped) :][:1] if has_escape else stripped
-
-
-def _translated(pattern: bytes) -> bytes:
-    parts = pattern.split(b"/")
-    made: list[bytes] = []
-    for index, part in enumerate(parts):
-        is_last = index == len(parts) - 1
-        if part == b"**":
-            made.append(b".+" if is_last else b"(?:.*/)?")
-        else:
-            made.append(_of_name(part) + (b"" if is_last else b"/"))
-    return b"".join(made)
-
-
-def _of_name(part: bytes) -> bytes:
-    made: list[bytes] = []
-    at = 0
-    while at < len(part):
-        one = part[at : at + 1]
-        at += 1
-        if one == b"*":
-            made.append(b"[^/]*")
-        elif one == b"?":
-            made.append(b"[^/]")
-        elif one == b"[" and (choice := _choice(part, at)) is not None:
-            text, at = choice
-            made.append(text)
-        else:
-            if one == b"\\" and at < len(part):
-                one = part[at : at + 1]
-                at += 1
-            made.append(re.escape(one))
-    return b"".join(made)
-
-
-def _choice(part: bytes, at: int) -> tuple[bytes, int] | None:
-    """A character class such as [a-z]; None if it is not closed."""
-    first = at + (part[at : at + 1] in (b"!", b"^"))
-    end = part.find(b"]", first + 1)
-    if end < 0:
-        return None
-    inside = part[first:end].replace(b"\\", b"\\\\").replace(b"[", b"\\[").replace(b"&", b"\\&").replace(b"~", b"\\~")
-    return (b"(?!/)[" + (b"^" if first > at else b"") + inside.replace(b"|", b"\\|") + b"]", end + 1)
 
 
 def folder_rules(names: Container[str], folder: int, ignoring: IgnoreRules, path: bytes) -> IgnoreRules:

@@ -6,6 +6,7 @@ Rules of folders above the one that was sent do not apply: then a file is rather
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 
 from ugro.agent.code.gitignore import FILES, IgnoreRules
@@ -60,7 +61,8 @@ class ResultRules:
         entries = _entries(self._store, tree)
         for name in FILES:
             if (file := entries.get(name)) is not None and file.kind == trees.FILE:
-                rules = rules.with_rules(name, _content(self._store, file), _prefix(folder))
+                with contextlib.suppress(OSError):  # too many patterns: code that was scanned here has no such file
+                    rules = rules.with_rules(name, _content(self._store, file), _prefix(folder))
         return rules, entries
 
 

@@ -134,15 +134,15 @@ class _Scanner:
         self._before = before
         try:
             rules = above(root) if choices.reads_rules else []
+            top = rules[0][2] if rules else root
+            # The root, relative to the folder of the topmost rules.
+            self._base = os.fsencode(os.path.relpath(root, top)) + b"/" if rules else b""
+            self._ignoring = IgnoreRules.of(choices.exclude, self._base)
+            for name, text, place in rules:
+                below = os.fsencode(os.path.relpath(place, top))
+                self._ignoring = self._ignoring.with_rules(name, text, b"" if below == b"." else below + b"/")
         except OSError as error:
             raise _no_rules(error) from error
-        top = rules[0][2] if rules else root
-        # The root, relative to the folder of the topmost rules.
-        self._base = os.fsencode(os.path.relpath(root, top)) + b"/" if rules else b""
-        self._ignoring = IgnoreRules.of(choices.exclude, self._base)
-        for name, text, place in rules:
-            below = os.fsencode(os.path.relpath(place, top))
-            self._ignoring = self._ignoring.with_rules(name, text, b"" if below == b"." else below + b"/")
         self._result = Scan(FoundFolder(b""))
 
     def scan(self, fd: int) -> Scan:
@@ -193,6 +193,8 @@ class _Scanner:
         try:
             return folder_rules(names, fd, rules, self._base + path)
         except OSError as error:
+            if error.errno == errno.EFBIG:
+                raise _no_rules(OSError(error.errno, error.strerror, path + error.filename)) from error
             raise failure(path + error.filename, error) from error
 
     def _same(self, here: tuple[int, int], look: object) -> FoundFolder | None:
@@ -335,7 +337,8 @@ def _no_rules(error: OSError) -> UgroError:
     """Without them, files would be sent that are to stay here."""
     path = os.fsencode(error.filename or ".gitignore")
     text = f"{shown(path)} cannot be read: {(error.strerror or str(error)).lower()}"
-    return UgroError(text, hint="make it readable: its rules decide what is sent")
+    to_do = "shorten it" if error.errno == errno.EFBIG else "make it readable"
+    return UgroError(text, hint=f"{to_do}: its rules decide what is sent")
 
 
 # --- what is large ---------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import logging
 import os
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -108,6 +108,13 @@ class Code:
         if taken.new_bytes:
             self._make_room_soon()
         return taken.id
+
+    async def with_files(self, snapshot: str | None, files: Mapping[bytes, Path]) -> str:
+        """Stores a snapshot with these files added, which are not in it; the hash of its tree."""
+        async with self._transfers.lock.shared():  # nothing is deleted meanwhile
+            tree = await to_the_end(partial(self._snapshots.with_files, snapshot, files))
+        self._make_room_soon()
+        return tree
 
     async def keep_files(self, folder: Path) -> str:
         """The same for gigabytes, which are read but once: code is stored and sent meanwhile."""
@@ -241,14 +248,15 @@ class Code:
             if tree is not None:
                 self._transfers.forget(node, tree)
 
-    def forget_all(self, spec: JobSpec, node: str) -> None:
-        """The same for all that goes with a job."""
+    def forget_all(self, spec: JobSpec, node: str, begins_as: str | None = None) -> None:
+        """The same for all that goes with a job. ``begins_as``: its folder, if it is not its code alone."""
         self.forget(spec.snapshot, node)
+        self.forget(begins_as, node)
         self.folders.forget(spec.folders, node)
 
-    def moved_at(self, job: Job) -> float:
+    def moved_at(self, job: Job, begins_as: str | None = None) -> float:
         """When the transfer of its code last made progress, by the monotonic clock; 0 if there is none."""
-        own = [tree for tree in (job.spec.snapshot, self._sdk.tree) if tree is not None]
+        own = [tree for tree in (job.spec.snapshot, self._sdk.tree, begins_as) if tree is not None]
         moved = [self._transfers.moved.get((node, tree), 0.0) for node in _nodes(job) for tree in own]
         return max([*moved, self.folders.moved_at(job)])
 

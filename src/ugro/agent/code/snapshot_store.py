@@ -11,7 +11,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -174,6 +174,42 @@ class SnapshotStore:
                 if not self.store.has_root(root):
                     self.store.complete(root)
         return root.hex()
+
+    def with_files(self, root: str | None, files: Mapping[bytes, Path]) -> str:
+        """Stores a tree with these files added, which must not be in it; its hash. None: a tree without files.
+
+        Others store meanwhile. The caller sees to it that nothing is deleted meanwhile.
+        """
+        with _storing(self._folder), contextlib.ExitStack() as stack:
+            with self._one_at_a_time:
+                self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                stack.enter_context(self.store.using())
+            writer = PackWriter(self.store)
+            stack.callback(writer.discard)  # does nothing after finish
+            parts = {tuple(name.split(b"/")): path for name, path in files.items()}
+            tree = self._added(None if root is None else trees.parse_id(root), parts, writer)
+            writer.sync()
+            with self._one_at_a_time:
+                writer.finish()
+                if not self.store.has_root(tree):
+                    self.store.complete(tree)
+        return tree.hex()
+
+    def _added(self, tree: bytes | None, files: Mapping[tuple[bytes, ...], Path], writer: PackWriter) -> bytes:
+        entries = {} if tree is None else {one.name: one for one in self.store.entries(tree)}
+        for name in {parts[0] for parts in files}:
+            below = {parts[1:]: path for parts, path in files.items() if parts[0] == name}
+            if () in below:
+                entries[name] = self._written(below[()], writer)._replace(name=name, mode=0o644)
+                continue
+            before = entries.get(name)
+            inner = self._added(None if before is None else before.body, below, writer)
+            entries[name] = trees.TreeEntry(name, trees.FOLDER, 0o755 if before is None else before.mode, 0, inner)
+        content = trees.encode(list(entries.values()))
+        key = trees.identify(trees.TREE, content)
+        if key not in self.store:
+            writer.add(key, trees.TREE, content)
+        return key
 
     def _written(self, path: Path, writer: PackWriter) -> trees.TreeEntry:
         keys: list[bytes] = []

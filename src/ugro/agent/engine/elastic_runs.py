@@ -41,7 +41,7 @@ class ElasticRuns:
 
     def news(self, job: Job, view: ElasticView | None) -> Awaitable[None] | None:
         """The event to record, if something has changed."""
-        if view is None or job.state not in _GOING_ON:
+        if view is None or job.state not in _GOING_ON or view.among(RankState.UNHEARD):
             return None
         return self._tell(job, standing.described(view))
 
@@ -85,7 +85,8 @@ class ElasticRuns:
         if run.is_gone:
             return RankView(rank, run.node, RankState.LOST, "its node is lost")
         if not run.is_reachable or run.state is RunState.UNKNOWN:
-            return RankView(rank, run.node, RankState.UNKNOWN)
+            is_unheard = run.node in self._watch.unheard()
+            return RankView(rank, run.node, RankState.UNHEARD if is_unheard else RankState.UNKNOWN)
         if run.state in _WHY:
             return RankView(rank, run.node, RankState.LOST, _WHY[run.state])
         lost = next((one for one in (status.lost if status else ()) if one.rank == rank), None)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 
 from ugro.agent.artifacts.collector import Collector
 from ugro.agent.engine.failure_facts import failure_of
 from ugro.agent.engine.launch import Launch
+from ugro.agent.engine.notices import RunNotices, with_notices
 from ugro.agent.support.crashpoint import point
 from ugro.agent.tracking.run_tracker import RunTracker
 from ugro.core.failure import Cause, Failure
@@ -22,11 +24,14 @@ log = logging.getLogger(__name__)
 
 
 class Finish:
-    def __init__(self, jobs: JobStore, watch: RunTracker, collector: Collector, launch: Launch) -> None:
+    def __init__(
+        self, jobs: JobStore, watch: RunTracker, collector: Collector, launch: Launch, notices: RunNotices
+    ) -> None:
         self._jobs = jobs
         self._watch = watch
         self._collector = collector
         self._launch = launch
+        self._notices = notices
 
     async def at_once(self, job: Job) -> None:
         """Of an attempt that succeeded and of which everything is here: its last moves in one transaction.
@@ -59,9 +64,13 @@ class Finish:
         if job.ending is Ending.CANCELLED:
             await self._jobs.move(job, JobState.CANCELLED, self._cancelled(job), exit_code=130)
         elif job.ending is Ending.DONE or self._has_succeeded(job):
-            await self._jobs.move(job, JobState.SUCCEEDED, "every rank ended with 0", exit_code=0)
+            reason = with_notices("every rank ended with 0", self._notices.of(job))
+            await self._jobs.move(job, JobState.SUCCEEDED, reason, exit_code=0)
         else:
-            await self._record_failure(job, self._failure(job))
+            failure = self._failure(job)
+            await self._record_failure(
+                job, replace(failure, reason=with_notices(failure.reason, self._notices.of(job)))
+            )
 
     def _cancelled(self, job: Job) -> str:
         shares = job.placement.shares if job.placement else ()

@@ -9,8 +9,12 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
+from ugro.agent.artifacts.collector import Collector
+from ugro.agent.artifacts.put_back import may_be_put_back
 from ugro.agent.code.service import Code
 from ugro.agent.engine.batcher import Batcher
 from ugro.agent.engine.leases import Leases, lease_s
@@ -19,6 +23,7 @@ from ugro.agent.engine.preflight import LaunchRefused
 from ugro.agent.support.crashpoint import point
 from ugro.agent.tracking.run_tracker import RunTracker
 from ugro.core.errors import EnvFailed, RemoteFailure, TimedOut, UgroError, Unreachable
+from ugro.core.event import PUT_BACK
 from ugro.core.failure import Cause, Failure
 from ugro.core.job import Job, Share
 from ugro.core.login import node_of
@@ -57,7 +62,10 @@ _NO_ENVIRONMENTS: Mapping[str, Made] = {}
 
 
 class Launch:
-    def __init__(self, jobs: JobStore, watch: RunTracker, leases: Leases, planner: Planner, code: Code) -> None:
+    def __init__(
+        self, jobs: JobStore, watch: RunTracker, leases: Leases, planner: Planner, code: Code, collector: Collector
+    ) -> None:
+        self._collector = collector
         self._jobs = jobs
         self._watch = watch
         self._leases = leases
@@ -68,6 +76,7 @@ class Launch:
         self._asked_at: dict[Key, float] = {}
         self._asked: dict[Key, set[str]] = {}  # only for attempts whose start was decided by this very process
         self._refusals: dict[Key, Failure] = {}
+        self._begins_as: dict[Key, str] = {}  # the tree with files of earlier attempts
 
     # --- an attempt, from its code to its ranks -------------------------------------------------------------------
 
@@ -80,6 +89,8 @@ class Launch:
             plan = await self.plan(job, await self._environments(job))
             if job.spec.sdk:
                 await self._bring_sdk(plan, nodes)
+            if any(part.code is not None for part in plan.nodes):
+                await self._bring_earlier_files(job, plan, nodes)
         except LaunchRefused as error:
             self._refuse(job, error.failure)
         except UgroError as error:
@@ -93,6 +104,25 @@ class Launch:
         """The one that was recorded: a newer agent may have another by now."""
         for tree in {part.sdk for part in plan.nodes}:
             await self._code.bring(tree, nodes)
+
+    async def _with_earlier_files(self, job: Job) -> tuple[str | None, tuple[str, ...]]:
+        """The tree that the job's folder begins as, and words for the user; None: its code alone."""
+        snapshot = job.spec.snapshot
+        is_code = partial(self._code.holds, snapshot) if snapshot is not None else lambda path: False
+        found = await self._collector.made_before(job, is_code)
+        files = {name: path for name, (path, _) in found.files.items()}
+        return await self._code.with_files(snapshot, files) if files else None, found.words()
+
+    async def _bring_earlier_files(self, job: Job, plan: Plan, nodes: tuple[str, ...]) -> None:
+        tree = plan.nodes[0].code
+        assert tree is not None
+        if not self._code.has(tree):  # it was cleaned up since
+            again, _ = await self._with_earlier_files(job)
+            if again != tree:
+                text = "the files of earlier attempts are no longer what they were"
+                raise LaunchRefused(Failure(Cause.START_FAILED, text, hint="without them: retry: {put_back: false}"))
+        self._begins_as[job.id, job.attempt] = tree
+        await self._code.bring(tree, nodes)
 
     async def _environments(self, job: Job) -> Mapping[str, Made]:
         """Makes the job's Python environment on its nodes; also if it was there before, and somebody removed it."""
@@ -113,10 +143,15 @@ class Launch:
         if plan is None:
             sdk = await self._code.sdk() if job.spec.sdk else None
             plan, notes = await self._planner.make(job, environments, sdk)
+            told = [("preflight", note) for note in notes]
+            if may_be_put_back(job):
+                tree, words = await self._with_earlier_files(job)
+                plan = replace(plan, nodes=tuple(replace(part, code=tree) for part in plan.nodes))
+                told += [(PUT_BACK, text) for text in words]
             point("start.checked")
             await self._jobs.record_plan(job, plan)
-            for note in notes:
-                await self._jobs.note("preflight", note, job=job)
+            for kind, text in told:
+                await self._jobs.note(kind, text, job=job)
         return plan
 
     async def _start_on(self, node: str, job: Job, plan: Plan) -> None:
@@ -169,7 +204,7 @@ class Launch:
         return asked is not None and node not in asked
 
     def forget(self, job: int, attempt: int) -> None:
-        for known in (self._since, self._asked_at, self._asked, self._refusals):
+        for known in (self._since, self._asked_at, self._asked, self._refusals, self._begins_as):
             known.pop((job, attempt), None)
 
     def check_again(self, job: Job) -> None:
@@ -192,18 +227,19 @@ class Launch:
     def _note_failure(self, job: Job, error: UgroError) -> None:
         """Of what comes before a start: it is tried again, unless it cannot succeed or takes too long."""
         if _is_passing(error) and error.subject:
-            self._code.forget_all(job.spec, error.subject)
+            self._code.forget_all(job.spec, error.subject, self._begins_as.get((job.id, job.attempt)))
         elif not isinstance(error, Unreachable | TimedOut) or self._is_late(job):
             self._refuse(job, _failure(error, str(error), error.subject))
 
     def _is_late(self, job: Job) -> bool:
         """Code and packages that are on their way may take hours; they go on where they were."""
-        since = self._since[job.id, job.attempt]
-        return time.monotonic() - max(since, self._code.moved_at(job), self._planner.moved_at(job)) > _PREPARE_S
+        since, begins_as = self._since[job.id, job.attempt], self._begins_as.get((job.id, job.attempt))
+        moved_at = max(self._code.moved_at(job, begins_as), self._planner.moved_at(job))
+        return time.monotonic() - max(since, moved_at) > _PREPARE_S
 
     def _note_refusal(self, job: Job, node: str, error: UgroError) -> None:
         if isinstance(error, RemoteFailure) and error.cause in (_NO_CODE, NO_FOLDER):
-            self._code.forget_all(job.spec, node)
+            self._code.forget_all(job.spec, node, self._begins_as.get((job.id, job.attempt)))
         if not _is_passing(error):
             self._refuse(job, _failure(error, f"{node_of(node)}: {error.message}", node))
 
@@ -231,13 +267,13 @@ def run_start(
     part = next(part for part in plan.nodes if part.node == node)
     share = job.placement.on(node)
     settings = {
-        **_settings(job), **_folders(job), **_environment(part), **_gpus(job, share), **_limits(job, share),
+        **_settings(job), **_folders(job), **_environment(job, part), **_gpus(job, share), **_limits(job, share),
         **({"elastic": True} if job.spec.elastic.min_ranks is not None else {}),
     }  # fmt: skip
     return RunStart(job.id, job.attempt, part, settings, share.boot_id, share.root, as_of, ticket)
 
 
-def _environment(part: NodePlan) -> dict[str, Any]:
+def _environment(job: Job, part: NodePlan) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if part.environment is not None:
         found["environment"] = part.environment
@@ -245,6 +281,8 @@ def _environment(part: NodePlan) -> dict[str, Any]:
         found["path"] = list(part.path)
     if part.sdk is not None:
         found["sdk"] = part.sdk
+    if part.code is not None:
+        found |= {"code": part.code, "base": job.spec.snapshot}
     return found
 
 

@@ -7,7 +7,9 @@ a silent node's part for dead only when its own clock must have ended it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import threading
 from collections.abc import Callable, Iterable
 
 from ugro.agent.tracking.run_tracker import RunTracker
@@ -45,6 +47,8 @@ class Leases:
         # By our clock: when we heard the instant we last gave back. What an agent before us gave back was older.
         self._since_s = boot_clock_s()
         self._vouched: dict[Place, float] = {}
+        self._vouching = threading.Lock()
+        self._due: dict[str, float] = {}  # by node, the time between two renewals; replaced, never changed
         self._renewed: dict[str, float] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._keeping: asyncio.Task[None] | None = None
@@ -71,12 +75,28 @@ class Leases:
                 assert limit_s is not None
                 if not self._watch.is_elsewhere(share):
                     intervals[share.node] = min(intervals.get(share.node, _LONGEST_INTERVAL_S), limit_s / 5)
+        self._due = intervals
         now = boot_clock_s()
         for node, interval_s in intervals.items():
             if now - self._renewed.get(node, 0.0) >= interval_s * 0.9 and node not in self._tasks:
                 self._renewed[node] = now
                 self._begin(node)
         return min(intervals.values(), default=_LONGEST_INTERVAL_S)
+
+    def speak(self) -> None:
+        """Renews without the loop, from a thread that watches it, while it stands still.
+
+        No new instant of a node's clock is heard meanwhile. The one that we know is moved on by the time that has
+        passed here, less what its clock may lag behind ours: the node has surely reached it.
+        """
+        self._watch.speak()
+        for node in self._due:
+            known = self._watch.moment(node)
+            if known is not None:
+                now = boot_clock_s()
+                self._vouch(node, now)
+                with contextlib.suppress(NotFound):
+                    self._watch.runs(node).renew_unheard(known[0].later((now - known[1]) / _CLOCK_DRIFT))
 
     async def begin(self, job: Job, node: str) -> Moment | None:
         """The instant that a start refers to. From it on the lease counts, on the node and here."""
@@ -90,6 +110,8 @@ class Leases:
         if known is None or boot_clock_s() - known[1] > limit_s / 2:
             raise Unreachable("it has not reported its clock lately", subject=node, cause="silent")
         self._vouch(node, known[1])
+        # From now on it is renewed without the loop, too, should that stand still before its next look at leases.
+        self._due = {**self._due, node: min(self._due.get(node, _LONGEST_INTERVAL_S), limit_s / 5)}
         return known[0]
 
     def is_over(self, job: Job, node: str) -> bool:
@@ -129,4 +151,5 @@ class Leases:
     def _vouch(self, node: str, heard_s: float) -> None:
         machine = self._watch.machine(node)
         place = (node, machine.root if machine else None)
-        self._vouched[place] = max(heard_s, self._vouched.get(place, 0.0))
+        with self._vouching:  # what the other thread vouched for must not be forgotten
+            self._vouched[place] = max(heard_s, self._vouched.get(place, 0.0))

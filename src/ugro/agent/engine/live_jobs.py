@@ -63,8 +63,12 @@ class LiveJobs:
     def holding(self) -> list[Job]:
         return list(self._holding.values())
 
+    def on(self, node: str) -> list[Job]:
+        """Those that hold something of this node."""
+        return [job for job in self._holding.values() if job.placement is not None and node in job.placement.node_names]
+
     def has_jobs_on(self, node: str) -> bool:
-        return any(job.placement is not None and node in job.placement.node_names for job in self._holding.values())
+        return bool(self.on(node))
 
     def waiting(self) -> list[Job]:
         """The oldest first."""

@@ -7,12 +7,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from ugro.agent.artifacts.environments import ExtraEnv
-from ugro.agent.engine.preflight import Preflight
+from ugro.agent.engine.preflight import LaunchRefused, Preflight
 from ugro.agent.python_env.service import PythonEnvService
 from ugro.agent.support.aio import one_error, together
 from ugro.agent.tracking.cluster import Cluster
 from ugro.agent.tracking.node_modules import NodeModules
 from ugro.agent.tracking.run_tracker import RunTracker
+from ugro.core.failure import Cause, Failure
 from ugro.core.figures import NodeFigures
 from ugro.core.job import Job, Placement, Share
 from ugro.core.login import node_of
@@ -22,10 +23,12 @@ from ugro.core.python_env import Made
 from ugro.nodes.node import Node
 from ugro.policy.balance.hardware_speed import Device, Speeds, estimate
 from ugro.policy.balance.mode import Mode
+from ugro.policy.elastic.forming import lack_of_ranks
 from ugro.workloads.planning import Surroundings, follows_from_spec, needs_rendezvous, plan
 
 # What is known of a node's devices, if anything is.
 _ENVIRONMENTS_PYTHON = "ENVIRONMENT/bin/python"  # its folder is known when it has been resolved
+_NO_ENVIRONMENTS: Mapping[str, Made] = {}
 KnownFacts = Callable[[Node], Facts | None]
 
 
@@ -74,13 +77,26 @@ class Planner:
         await self.preflight.set_up(job, placement, environments)
         async with one_error() as group:
             rendezvous = group.create_task(self._rendezvous(job, placement))
-            notes = group.create_task(self.preflight.agree(job, placement, environments))
+            notes = group.create_task(self.check(job, placement, environments))
             extra = group.create_task(together(self._extra(job, node) for node in placement.nodes))
         extra_env = dict(zip(placement.nodes, extra.result(), strict=True))
         surroundings = self._surroundings(placement, rendezvous.result(), extra_env, self._speeds(job, placement))
         secret = secrets.token_hex(32)
         surroundings = replace(surroundings, environments=environments, sdk=sdk, secret=secret)
         return plan(job, job.attempt, placement, surroundings), notes.result()
+
+    async def check(
+        self, job: Job, placement: Placement, environments: Mapping[str, Made] = _NO_ENVIRONMENTS
+    ) -> tuple[str, ...]:
+        """Raises ``LaunchRefused`` for an attempt that must not start there; returns notes for the user.
+
+        Of what its setup or the making of its environment will change, nothing is said before that is done.
+        """
+        ranks = sum(max(1, len(share.gpus)) for share in placement.shares)
+        if (lack := lack_of_ranks(job.spec.elastic.min_ranks, ranks)) is not None:
+            raise LaunchRefused(Failure(Cause.MISMATCH, lack[0], hint=lack[1]))
+        is_open = job.spec.environment is not None and not environments
+        return () if is_open else await self.preflight.agree(job, placement, environments)
 
     def preview(self, job: Job, placement: Placement) -> Plan:
         """What ``make`` would make, as far as that can be said without asking or changing anything."""

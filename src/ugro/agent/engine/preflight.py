@@ -156,7 +156,7 @@ class Preflight:
     def _inside(self, job: Job, node: str, made: Made) -> Installed:
         labels = self._cluster.inventory.get(node).spec.labels
         label = label_of(job.spec.environment, labels) if job.spec.environment else ""
-        name = made.name if made.installer else None
+        name = made.name if made.is_made else None
         return Installed(node, made.version, made.python, packages_in(made), environment=name, label=label)
 
     async def _expect_packages(self, job: Job, environments: Environments) -> None:

@@ -22,6 +22,7 @@ from ugro.agent.engine.first_answers import FirstAnswers
 from ugro.agent.engine.launch import Launch
 from ugro.agent.engine.leases import Leases
 from ugro.agent.engine.live_jobs import LiveJobs
+from ugro.agent.engine.notices import RunNotices
 from ugro.agent.engine.orphan_runs import OrphanRuns
 from ugro.agent.engine.owner_requests import OwnerRequests
 from ugro.agent.engine.planner import Planner
@@ -41,7 +42,7 @@ from ugro.nodes.runs import RunStatus
 from ugro.policy.elastic import standing
 from ugro.policy.elastic.standing import Rejoin
 from ugro.policy.lifecycle import attempt
-from ugro.policy.lifecycle.attempt import AttemptView, NodeRun, RunState
+from ugro.policy.lifecycle.attempt import AttemptView, NodeRun, RunState, removal
 from ugro.policy.lifecycle.clock import Jump
 from ugro.policy.scheduling import decision
 from ugro.policy.scheduling.logins import Seeker, seekers
@@ -80,8 +81,9 @@ class Engine:
         self._collector = collector
         self.logins = Logins(watch)
         self._leases = Leases(watch)
-        self._launch = Launch(jobs, watch, self._leases, planner, code)
-        self._finish = Finish(jobs, watch, collector, self._launch)
+        self._launch = Launch(jobs, watch, self._leases, planner, code, collector)
+        self.notices = RunNotices(jobs, watch)
+        self._finish = Finish(jobs, watch, collector, self._launch, self.notices)
         self.safe_mode = SafeModeControl(jobs, watch)
         watch.prove_by(self.safe_mode.prove)
         self.first_answers = FirstAnswers(watch)
@@ -140,6 +142,10 @@ class Engine:
             if self.live.count > _MANY:
                 await asyncio.sleep(max(0.0, looked_at + _GATHER_S - time.monotonic()))
 
+    def speak(self) -> None:
+        """Keeps what runs on the nodes alive while the loop stands still; called from another thread."""
+        self._leases.speak()
+
     async def close(self) -> None:
         await self._scheduler_input.close()
         await self._work.close()
@@ -179,6 +185,7 @@ class Engine:
         under_way = {(job.id, job.attempt) for job in holding}
         self._clear_away(under_way)
         self.elastic.forget_all_but(under_way)
+        self.notices.forget_all_but(under_way)
         self._seen_at = {key: at for key, at in self._seen_at.items() if key in under_way}
         schedule_s = await self._schedule_when_due()
         is_settling = any(_now() - at < _SETTLE_S for at in self._seen_at.values())
@@ -233,11 +240,11 @@ class Engine:
         step = attempt.next_step(view)
         if isinstance(step, Rejoin):
             self._work.do(("rejoin", job.id, job.attempt, step.rank), partial(self.elastic.rejoin, job, step))
-        return self._do(job, step, is_settling) or self.elastic.news(job, view.elastic)
+        return self._do(job, step, is_settling) or self.elastic.news(job, view.elastic) or self.notices.news(job)
 
     def _do(self, job: Job, step: attempt.Step | None, is_settling: bool) -> Awaitable[None] | None:
         match step:
-            case attempt.Move(JobState.STOPPING, _, Ending.DONE) if self._collector.has_all(job):
+            case attempt.Move(JobState.STOPPING, _, Ending.DONE) if self._may_finish_at_once(job):
                 self._work.do(("finish", job.id, job.attempt), partial(self._finish_at_once, job))
             case attempt.Move(JobState.RUNNING) if is_settling:
                 return None
@@ -251,6 +258,9 @@ class Engine:
             case attempt.Conclude():
                 self._work.do(("conclude", job.id, job.attempt), partial(self._conclude, job))
         return None
+
+    def _may_finish_at_once(self, job: Job) -> bool:
+        return self._collector.has_all(job) and not self.notices.of(job)
 
     def _is_settling(self, job: Job) -> bool:
         """Whether its runs have only just begun."""
@@ -280,11 +290,13 @@ class Engine:
             elastic=self.elastic.view(job, runs),
         )
 
-    def missing_ranks(self, job: Job) -> str | None:
-        """Which ranks of a training are missing while it goes on."""
-        is_one = job.spec.elastic.min_ranks is not None and job.state in HOLDING_STATES
-        view = self._view(job).elastic if is_one else None
-        return standing.described(view) if view is not None else None
+    def remark(self, job: Job) -> str | None:
+        """Which ranks of a training are missing while it goes on, and what else is to be known of it."""
+        if job.state not in HOLDING_STATES:
+            return None
+        view = self._view(job).elastic if job.spec.elastic.min_ranks is not None else None
+        missing = standing.described(view) if view is not None else None
+        return "; ".join([*([missing] if missing else []), *self.notices.of(job)]) or None
 
     def _is_over_time(self, job: Job) -> bool:
         limit_s, started = job.spec.time_limit_s, job.attempt_started
@@ -300,7 +312,17 @@ class Engine:
             return run
         is_gone = self._leases.is_over(job, node) or self._is_out_of_sight(job, node, is_elsewhere)
         state = RunState.UNKNOWN if is_elsewhere else run.state
-        return NodeRun(node, state, is_reachable=False, is_gone=is_gone, is_elsewhere=is_elsewhere)
+        run = NodeRun(node, state, is_reachable=False, is_gone=is_gone, is_elsewhere=is_elsewhere)
+        return replace(run, is_removed=self._is_removed(node))
+
+    def _is_removed(self, node: str) -> bool:
+        return self._watch.inventory.find(node_of(node)) is None
+
+    def removed_nodes(self, job: Job) -> str | None:
+        """Which nodes of a job that is under way are no longer part of the cluster."""
+        removed = [node for node in _nodes(job) if self._is_removed(node)] if job.state in HOLDING_STATES else []
+        remedy = "put it back with ugro node add, or cancel the job"
+        return f"{removal(removed)}; its ranks may well go on there: {remedy}" if removed else None
 
     def _is_out_of_sight(self, job: Job, node: str, is_elsewhere: bool) -> bool:
         """Never asked, and nobody is about to; or no longer in the cluster, where nothing is started elsewhere."""

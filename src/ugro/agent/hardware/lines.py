@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import Any, TypeVar
 
 from ugro.core.figures import CpuFigures, DeviceFigures, Skipped, StorageFigures, Surroundings
 from ugro.core.support.codec import DecodeError, decode
+from ugro.remote import foreign
 
 _LONGEST_TEXT = 300
 _LARGEST = 1e18
@@ -54,8 +54,8 @@ class Lines:
     def take(self, line: bytes) -> None:
         """Raises ``DecodeError`` for what no process of ours writes."""
         try:
-            said = json.loads(line)
-        except (ValueError, RecursionError) as error:
+            said = foreign.parsed(line)
+        except ValueError as error:
             raise DecodeError(f"invalid line: {error}") from None
         if not isinstance(said, dict):
             raise DecodeError("a line is not an object")

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Protocol
 
+from ugro.agent.engine.preflight import LaunchRefused
 from ugro.agent.tracking.scheduler_input import Live, SchedulerInput, waiting_view
-from ugro.core.errors import Unsatisfiable
+from ugro.core.errors import TimedOut, Unreachable, Unsatisfiable
 from ugro.core.job import After, Job, JobSpec, JobState, Placement
 from ugro.core.plan import DryRun, Plan
 from ugro.core.support import clock
@@ -22,6 +23,9 @@ from ugro.store.jobs import JobStore
 
 class Previewer(Protocol):
     def preview(self, job: Job, placement: Placement) -> Plan: ...
+
+    async def check(self, job: Job, placement: Placement) -> object:
+        """Raises LaunchRefused as a launch does."""
 
 
 class DryRunner:
@@ -42,10 +46,10 @@ class DryRunner:
         view = replace(view, waiting=waiting, ended={**self._live.queue.outcomes, **after})
         decision = _decision(view, job.id)
         if isinstance(decision, Start):
-            return self._planned(job, decision, decision.reason, starts_now=True)
+            return await self._planned(job, decision, decision.reason, starts_now=True)
         alone = _decision(_idle(view, job.id), job.id)
         if isinstance(alone, Start) and not isinstance(decision, Fail):
-            return self._planned(job, alone, decision.reason, starts_now=False)
+            return await self._planned(job, alone, decision.reason, starts_now=False)
         return DryRun(spec, False, decision.reason)
 
     async def place_idle(self, spec: JobSpec) -> Placement:
@@ -59,11 +63,30 @@ class DryRunner:
             return decision.placement
         raise Unsatisfiable(decision.reason, hint="see: ugro health")
 
-    def _planned(self, job: Job, start: Start, reason: str, *, starts_now: bool) -> DryRun:
-        plan = self._previewer.preview(replace(job, placement=start.placement), start.placement)
-        note = unlimited_memory(start.placement, self._scheduler_input.limits())
+    async def _planned(self, job: Job, start: Start, reason: str, *, starts_now: bool) -> DryRun:
+        job = replace(job, placement=start.placement)
+        notes = [unlimited_memory(start.placement, self._scheduler_input.limits())]
+        if (refused := await self._refusal(job, start.placement)) is not None:
+            text = refused.message.removeprefix("not started: ")
+            if starts_now:
+                raise Unsatisfiable(f"{job.spec.name} would not start: {text}", hint=refused.hint)
+            notes.append(f"on these nodes it would not start: {text}")
+        plan = self._previewer.preview(job, start.placement)
+        note = "; ".join(filter(None, notes)) or None
         environment = self._environment(job.spec, start.placement)
         return DryRun(job.spec, starts_now, reason, plan, start.placement, note=note, environment=environment)
+
+    async def _refusal(self, job: Job, placement: Placement) -> LaunchRefused | None:
+        """Why a launch on these nodes would be refused. Of one that cannot be reached now, nothing is said."""
+        if job.spec.setup is not None:
+            return None  # it may install what is missing
+        try:
+            await self._previewer.check(job, placement)
+        except LaunchRefused as error:
+            return error
+        except (Unreachable, TimedOut):
+            return None
+        return None
 
     def _environment(self, spec: JobSpec, placement: Placement) -> str | None:
         if spec.environment is None:

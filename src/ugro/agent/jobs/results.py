@@ -8,7 +8,6 @@ import logging
 import os
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 
@@ -28,6 +27,8 @@ from ugro.core.metrics import Measured, StepTotals, read_totals, summary
 from ugro.core.results import JobResults, NodeResults, Part, ResultFile, ResultState
 from ugro.policy.experiments.comparison import Row, Side, compare
 from ugro.policy.experiments.parameters import all_parameters, parameters
+from ugro.remote import foreign
+from ugro.remote.globs import Glob
 from ugro.store.database import Store
 
 log = logging.getLogger(__name__)
@@ -35,6 +36,7 @@ log = logging.getLogger(__name__)
 MOST_LISTED = 1000
 _MOST_SUMMED_UP = 64
 _METRICS = "metrics.jsonl"
+_MOST_TOTALLED = 1 << 30  # bytes of a file with metrics
 _UNDER_WAY = frozenset({JobState.STARTING, JobState.RUNNING, JobState.UNREACHABLE, JobState.STOPPING})
 
 
@@ -106,7 +108,8 @@ class ResultService:
         if not job.is_final:
             raise NotAllowed(f"job {job.id} is {job.state}: it has left nothing yet", hint=f"ugro wait {job.id}")
         tries = {one.number: one.placement.nodes for one in await self._jobs.attempts(job.id)}
-        await self._collector.fetch_left(job, number, tries.get(number, ()), partial(_is_named, patterns))
+        is_named = partial(_is_named, [Glob(one) for one in patterns])
+        await self._collector.fetch_left(job, number, tries.get(number, ()), is_named)
 
     async def parts(self, asked: Job) -> tuple[Part, ...]:
         """Where the files of its newest attempt are; none before it started."""
@@ -217,13 +220,13 @@ class ResultService:
     def _steps(self, attempt: Path) -> StepTotals | None:
         """Cached by size and time of the file: clients that wait for results ask again and again."""
         path = attempt / "output" / _METRICS
-        with contextlib.suppress(OSError), path.open("rb") as lines:
-            about = os.fstat(lines.fileno())
+        with contextlib.suppress(OSError), path.open("rb") as file:
+            about = os.fstat(file.fileno())
             key = (str(path), about.st_size, about.st_mtime_ns)
             if key not in self._summed_up:
                 while len(self._summed_up) >= _MOST_SUMMED_UP:
                     self._summed_up.pop(next(iter(self._summed_up)))
-                self._summed_up[key] = read_totals(lines)
+                self._summed_up[key] = read_totals(foreign.lines(file, most_bytes=_MOST_TOTALLED))
             return self._summed_up[key]
         return None
 
@@ -280,11 +283,11 @@ def _left_before(folder: Path, attempt: int) -> tuple[int, ...]:
     return tuple(one for one in with_left(folder) if one < attempt)
 
 
-def _is_named(patterns: Sequence[str], name: bytes) -> bool:
+def _is_named(patterns: Sequence[Glob[str]], name: bytes) -> bool:
     """By one of these patterns, or below a folder that is; without patterns, everything is."""
     text = shown(name)
     folders = (text[:at] for at, sign in enumerate(text) if sign == "/")
-    return not patterns or any(fnmatchcase(one, pattern) for one in (text, *folders) for pattern in patterns)
+    return not patterns or any(pattern.fits(one) for one in (text, *folders) for pattern in patterns)
 
 
 def _together(job: Job, nodes: Sequence[NodeResults]) -> ResultState:

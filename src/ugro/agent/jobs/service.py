@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import difflib
 import time
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
@@ -37,6 +38,7 @@ from ugro.store.submissions import About
 
 _LOOK_S = 0.5  # without a signal
 _NAMED_JOBS = 1000
+_TOGETHER = 100  # jobs of a batch that are read before others are answered
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,12 +87,17 @@ class JobService:
 
     async def submit(self, submit: Submit) -> Job | Needs:
         point("submit.begun")
-        self._engine.safe_mode.check("and takes no jobs")
-        spec = await self._submitting.spec(submit)
-        if isinstance(spec, Needs):
+        if isinstance(spec := await self._asked(submit), Needs):
             return spec
-        await self._check([(spec, submit.user)])
         return (await self._put([(await self._submitting.upgraded(spec, submit.user), submit)]))[0]
+
+    async def _asked(self, submit: Submit, taken: Taken | None = None) -> JobSpec | Needs:
+        """The job, after all that can be checked before it is queued: for a submission and for a dry run."""
+        self._engine.safe_mode.check("and takes no jobs")
+        spec = await self._submitting.spec(submit, taken)
+        if not isinstance(spec, Needs):
+            await self._check([(spec, submit.user)])
+        return spec
 
     async def environment(self, submit: Submit) -> EnvRequest | Needs | None:
         """The Python environment that such a job would have."""
@@ -100,7 +107,11 @@ class JobService:
         """Submits all of them in one commit, or none."""
         self._engine.safe_mode.check("and takes no jobs")
         taken: Taken = {}
-        asked = [await self._submitting.spec(replace(submit, env=submit.env or {}), taken) for submit in submits]
+        asked: list[JobSpec | Needs] = []
+        for number, submit in enumerate(submits):
+            if number % _TOGETHER == 0:
+                await asyncio.sleep(0)  # ten thousand take seconds: others are answered meanwhile
+            asked.append(await self._submitting.spec(replace(submit, env=submit.env or {}), taken))
         pairs = [(spec, one.user) for spec, one in zip(asked, submits, strict=True) if not isinstance(spec, Needs)]
         specs = [await self._submitting.upgraded(spec, user) for spec, user in pairs]
         await self._check([(spec, submit.user) for spec, submit in zip(specs, submits, strict=True)])
@@ -108,10 +119,10 @@ class JobService:
 
     async def dry_run(self, submit: Submit) -> DryRun | Needs:
         taken: Taken = {}
-        spec = await self._submitting.spec(submit, taken)
-        if isinstance(spec, Needs):
+        if isinstance(spec := await self._asked(submit, taken), Needs):
             return spec
-        await self._check([(spec, submit.user)])
+        async with self._gate.room([(submit.user, submit.key)]):
+            pass  # it only looks
         found = await self._dry_run(spec, submit.user)
         predicted = await self._submitting.predict(spec, found.placement)
         memory = await self._submitting.memory(spec, found.placement)
@@ -179,7 +190,9 @@ class JobService:
         await self._submitting.check_fit([spec for spec, _ in wanted])
         await self._gate.check(wanted)
 
-    async def retry(self, word: str, user: str, key: str, *, exact: bool = False) -> Job:
+    async def retry(
+        self, word: str, user: str, key: str, *, exact: bool = False, puts_back: bool | None = None
+    ) -> Job:
         """Submits an ended job again, as a new job with the same spec. ``exact``: only if its code is still here."""
         if (known := await self._jobs.submitted(key)) is not None:
             return known  # a repeated request; ``word`` may mean this new job by now
@@ -192,7 +205,7 @@ class JobService:
             self._submitting.expect_code(old)
         await self._check([(old.spec, user)])
         after, environment = await self._still_known(old.spec.after), settled(old.spec.environment, old.user)
-        spec = replace(old.spec, after=after, environment=environment)
+        spec = replace(_again(old, user, puts_back), after=after, environment=environment)
         async with self._gate.room([(user, key)]):
             submission = await self._jobs.submit(spec, user, key, About(origin=old.origin))
         point("submit.recorded")
@@ -346,8 +359,8 @@ class JobService:
             return Why(job.id, f"the agent is in safe mode: {safe_mode.brief}", (REMEDY,))
         if (reason := self._engine.first_answers.reason(job.id)) is not None:
             return Why(job.id, reason)
-        if (missing := self._engine.missing_ranks(job)) is not None:
-            return Why(job.id, missing, nodes=job.placement.node_names if job.placement else ())
+        if (remark := self._engine.removed_nodes(job) or self._engine.remark(job)) is not None:
+            return Why(job.id, remark, nodes=job.placement.node_names if job.placement else ())
         await live.read()
         view = await self._scheduler_input.take(live)
         if job.ending is Ending.CANCELLED and job.state in WAITING_STATES:
@@ -373,9 +386,9 @@ class JobService:
     def _prepared(self, job: Job) -> Job:
         if job.state is JobState.STARTING and (text := self._submitting.progress(job)):
             return replace(job, reason=text)
-        if (missing := self._engine.missing_ranks(job)) is not None and job.state is JobState.RUNNING:
-            return replace(job, reason=missing)
-        return job
+        remark = self._engine.remark(job) if job.state is JobState.RUNNING else None
+        said = self._engine.removed_nodes(job) or remark
+        return job if said is None else replace(job, reason=said)
 
     # --- following ---------------------------------------------------------------------------------------------
 
@@ -448,6 +461,13 @@ class JobService:
             else:
                 high = middle
         return low
+
+
+def _again(old: Job, user: str, puts_back: bool | None) -> JobSpec:
+    """One that did not succeed goes on with the files that it made, unless its spec or ``puts_back`` says no."""
+    retry = old.spec.retry if puts_back is None else replace(old.spec.retry, puts_back=puts_back)
+    goes_on = old.state is not JobState.SUCCEEDED and retry.puts_back and user == old.user
+    return replace(old.spec, retry=retry, earlier=old.id if goes_on else None)
 
 
 def owner_of_copy(owner: str, user: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shlex
 import stat
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,15 +15,17 @@ from typing import Any, ClassVar
 from pydantic import ConfigDict
 
 from ugro.agent.code.folders import read_slowly
+from ugro.agent.code.scanner import Links
 from ugro.agent.code.service import Code
 from ugro.agent.code.snapshot_store import EMPTY
+from ugro.agent.code.uploads import as_sent
 from ugro.agent.jobs.forecasts import Forecasts
 from ugro.agent.jobs.lookup import VisibleJobs
 from ugro.agent.jobs.result_cache import ResultCache
 from ugro.agent.python_env.reading import environment_of, refuse_files, with_old_passwords, with_variables
 from ugro.agent.python_env.service import PythonEnvService
 from ugro.agent.support.caller import OwnKey, SeenUser, expect_files, may_read_files
-from ugro.agent.support.client_files import remote_client
+from ugro.agent.support.client_files import Offer, remote_client
 from ugro.agent.tracking.cluster import Cluster
 from ugro.agent.tracking.scheduler_input import SchedulerInput
 from ugro.config.channels import LOG
@@ -34,16 +37,19 @@ from ugro.config.python_env import EnvironmentSection, variables_in
 from ugro.core.code import Snapshot
 from ugro.core.environment import Origin
 from ugro.core.errors import ConfigError, NotAllowed, NotFound, Unsatisfiable
-from ugro.core.job import After, Imports, Job, JobSpec, Launcher, Placement
+from ugro.core.job import ALL_NODES, After, Imports, Job, JobSpec, Launcher, Placement
 from ugro.core.node import NodeSpec
 from ugro.core.planning import DeviceNeed, Prediction
 from ugro.core.python_env import EnvRequest
+from ugro.core.support.own_script import OwnScript, Words, own_script
+from ugro.policy.elastic.forming import lack_of_ranks
 from ugro.store.database import Store
 from ugro.store.submissions import About
 
 _PYTHONS_PATHS = ("PYTHONPATH", "PYTHONHOME", "PYTHONUSERBASE")
 _NEEDED = {Launcher.TORCHRUN: ("torch",), Launcher.RAY: ("ray",)}  # modules, by what starts the processes
 _LAB = "ugro.lab.enter"
+_MANY = 1000  # words or variables
 # Keys that say which code and data of this machine a job uses.
 _OF_THE_CODE = ("workdir", "cwd", "sync", "inputs", "folders")
 Taken = dict[tuple[Path, ...], Snapshot]  # by folder, and what of it is left out
@@ -63,6 +69,7 @@ class Submit:
     env: Mapping[str, str] | None = None  # None: the client has not been asked for variables yet
     force: bool = False  # even if its code is very large
     origin: Origin | None = None
+    as_options: bool = False  # errors name fields as options of a command, and not as keys of a job file
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,18 +99,20 @@ class SubmissionReader:
 
     async def spec(self, submit: Submit, taken: Taken | None = None) -> JobSpec | Needs:
         """``taken``: code snapshots shared by jobs that are submitted together."""
-        # In a thread, because the file may be on a slow disk.
-        draft = await asyncio.to_thread(_draft, submit) if submit.file else _draft(submit)
+        # In a thread, because the file may be on a slow disk, or because there is much to look at.
+        is_slow = submit.file is not None or _is_large(submit.fields)
+        draft = await asyncio.to_thread(_draft, submit) if is_slow else _draft(submit)
+        called = await self._place_script(draft, submit)
         environment = await self._environment(draft, submit)
         wanted = (*draft.wanted_variables, *(variables_in(environment) if environment else ()))
         if submit.env is None and wanted:
             return Needs(wanted)
-        spec = await self._resolved(draft, submit.env or {})
+        spec = called.called_in(await self._resolved(draft, submit.env or {}))
         if environment is not None:
             spec = replace(spec, environment=with_variables(environment, submit.env or {}))
         snapshot = await self._snapshot(draft, submit, {} if taken is None else taken)
         if snapshot is None:
-            spec = self._with_cwd(spec, submit.here / draft.workdir, is_to_send=draft.section.sync)
+            spec = self._with_cwd(spec, draft, submit)
         else:
             spec = _within(spec, snapshot)
             if (script := _script(spec)) is not None:
@@ -121,6 +130,7 @@ class SubmissionReader:
         """The Python environment that such a job would have; the submission need not say what to run."""
         nothing = {} if submit.file else {"command": ["true"]}
         draft = await asyncio.to_thread(_draft, replace(submit, fields={**nothing, **submit.fields}))
+        await self._place_script(draft, submit)
         request = await self._environment(draft, submit)
         wanted = variables_in(request) if request else ()
         if submit.env is None and wanted:
@@ -197,7 +207,7 @@ class SubmissionReader:
 
     async def derived(self, old: Job, text: str, fields: Mapping[str, str]) -> JobSpec:
         """A job like ``old``, with its code, from its edited job file. Variables without a value keep their old one."""
-        draft = edited_job(text, read_form(fields))
+        draft = await asyncio.to_thread(lambda: edited_job(text, read_form(fields)))
         reason = f"cannot be changed here: the new job has the code of job {old.id}"
         draft.refuse_changes(JobSection.of_spec(old.spec), _OF_THE_CODE, reason)
         hint = "write its value, or remove the variable"
@@ -274,6 +284,11 @@ class SubmissionReader:
             if (misfit := await self._scheduler_input.misfit(spec)) is not None:
                 looks = self._cluster.config.discovery.has_sources
                 raise Unsatisfiable(misfit.reason, hint=misfit.hint or ("see: ugro node discover" if looks else None))
+        for spec in (one for one in specs if one.elastic.min_ranks is not None):
+            most = await self._scheduler_input.most_ranks(spec)
+            lack = None if most is None else lack_of_ranks(spec.elastic.min_ranks, most)
+            if lack is not None:
+                raise Unsatisfiable(lack[0], hint=lack[1])
 
     async def _resolved(self, draft: Draft, env: Mapping[str, str]) -> JobSpec:
         """With ids for names of jobs; raises ConfigError if a job or channel that it names does not exist."""
@@ -281,7 +296,15 @@ class SubmissionReader:
         spec = draft.spec(env, lambda name: _found(ids, name))
         self._check_channels(spec.notify)
         await self._check_jobs(spec.after)
-        return spec
+        return await self._with_all_nodes(spec)
+
+    async def _with_all_nodes(self, spec: JobSpec) -> JobSpec:
+        """With the number of nodes that ``all`` means now."""
+        wanted, ways = spec.resources, spec.resources.any_of
+        if all(one.min_nodes != ALL_NODES for one in (wanted, *ways)):
+            return spec
+        counted = [await self._scheduler_input.with_all_nodes(spec, one) for one in (wanted, *ways)]
+        return replace(spec, resources=replace(counted[0], any_of=tuple(counted[1:])))
 
     def _check_channels(self, names: Sequence[str]) -> None:
         known = (LOG, *self._cluster.config.channels)
@@ -295,6 +318,28 @@ class SubmissionReader:
         for number in (*after.ok, *after.any):
             if await self._id(str(number)) is None:
                 raise ConfigError(f"after: there is no job {number}", hint="see: ugro status")
+
+    async def _place_script(self, draft: Draft, submit: Submit) -> _Called:
+        """Finds its script, and notes in the draft which folder is sent with one outside of the current folder."""
+        section, offer, sync = draft.section, remote_client(), self._cluster.config.sync
+        words = Words(
+            section.command or (str(section.script), *section.args),
+            is_command=section.command is not None,
+            is_workdir_given=section.workdir is not None,
+            follows_links=sync.outside_links == Links.FOLLOW,
+        )
+        here = str(submit.here / draft.workdir)
+        if self._code is None or not section.sync or section.cwd is not None or words.at is None:
+            return _Called()
+        if offer is not None:
+            found = _offered_script(offer, here, words) if words.names_elsewhere else None
+        else:
+            found = await asyncio.to_thread(own_script, here, words) if may_read_files() else None
+        if found is None:
+            return _Called()
+        if found.folder != here:
+            draft.script_folder = Path(found.folder)
+        return _Called(words.at, found.script)
 
     async def _snapshot(self, draft: Draft, submit: Submit, taken: Taken) -> Snapshot | None:
         """None when no code is sent."""
@@ -343,17 +388,19 @@ class SubmissionReader:
         except NotFound:
             return None
 
-    def _with_cwd(self, spec: JobSpec, folder: Path, *, is_to_send: bool) -> JobSpec:
-        """``is_to_send``: the user expects that the folder is sent."""
+    def _with_cwd(self, spec: JobSpec, draft: Draft, submit: Submit) -> JobSpec:
         if spec.cwd is not None:
             return spec
+        folder = submit.here / draft.workdir
         is_here = remote_client() is None
         may_grow = self._cluster.config.discovery.adds_nodes
         if is_here and not may_grow and all(_is_here(node.spec) for node in self._cluster.inventory):
             if may_read_files():  # others must not learn what is there
                 _expect_there(folder, _script(spec))
             return replace(spec, cwd=str(folder))
-        if is_to_send and is_here and may_read_files():
+        if draft.script_folder is not None:
+            self._refuse_left_alone(folder, draft.section.script or shlex.join(spec.argv))
+        if draft.section.sync and is_here and may_read_files():
             self._expect_nothing_of(folder, spec.argv)
         program = spec.argv[0]
         is_script = spec.launcher is not Launcher.COMMAND
@@ -366,15 +413,41 @@ class SubmissionReader:
 
     def _expect_nothing_of(self, folder: Path, argv: Sequence[str]) -> None:
         """Of a folder that is not sent: a job that names one of its files would only fail on the node."""
-        place = self._code.why_left_alone(folder) if self._code is not None else None
         relative = (word for word in argv if not word.startswith(("/", "~")))
         own = next((word for word in relative if os.path.isfile(os.path.join(folder, word))), None)
-        if place is not None and own is not None:
+        if own is not None:
+            self._refuse_left_alone(folder, own)
+
+    def _refuse_left_alone(self, folder: Path, own: str) -> None:
+        place = self._code.why_left_alone(folder) if self._code is not None else None
+        if place is not None:
             raise ConfigError(
                 f"{own} is not sent to the nodes: {folder} is {place}, and is never sent as a whole",
                 hint="move it to a folder of its own and submit there, or name one to send: --workdir DIR; "
                 "if the nodes have it: --cwd DIR",
             )
+
+
+@dataclass(frozen=True, slots=True)
+class _Called:
+    """What a job's script is called in the folder that is sent, and which of its words that is."""
+
+    at: int = 0
+    script: str | None = None  # None: as it was given
+
+    def called_in(self, spec: JobSpec) -> JobSpec:
+        if self.script is None:
+            return spec
+        return replace(spec, argv=(*spec.argv[: self.at], self.script, *spec.argv[self.at + 1 :]))
+
+
+def _offered_script(offer: Offer, here: str, words: Words) -> OwnScript | None:
+    """Of a client on another machine, which alone can say where its script is."""
+    assert words.at is not None, "it has a script"
+    params = {"here": here, "argv": list(words.argv), "is_command": words.is_command}
+    params |= {"is_workdir_given": words.is_workdir_given, "follows_links": words.follows_links}
+    found = offer.script(os.path.join(here, words.argv[words.at]), params)
+    return None if found is None else as_sent(OwnScript, found)
 
 
 def _within(spec: JobSpec, snapshot: Snapshot) -> JobSpec:
@@ -419,10 +492,15 @@ def _similar(script: str, folder: Path) -> str:
 
 def _draft(submit: Submit) -> Draft:
     if submit.file is not None and (offer := remote_client()) is not None:
-        return parse_job(offer.text(str(submit.file)), submit.file, fields=submit.fields)
+        text = offer.text(str(submit.file))
+        return parse_job(text, submit.file, fields=submit.fields, as_options=submit.as_options)
     if submit.file is not None:
         expect_files(submit.file)
-    return draft_job(submit.file, fields=submit.fields)
+    return draft_job(submit.file, fields=submit.fields, as_options=submit.as_options)
+
+
+def _is_large(fields: Mapping[str, Any]) -> bool:
+    return any(len(value) > _MANY for value in fields.values() if isinstance(value, str | Sequence | Mapping))
 
 
 def _found(ids: Mapping[str, int | None], name: str) -> int:

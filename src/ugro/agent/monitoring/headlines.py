@@ -18,9 +18,10 @@ from ugro.core.login import node_of
 from ugro.core.metrics import main_loss
 from ugro.core.node import Gpu, NodeReport
 from ugro.core.support import clock
+from ugro.core.support.moment import elapsed_s
 from ugro.policy.experiments.parameters import parameters
 from ugro.policy.training import headline as words
-from ugro.policy.training.progress import EPOCH, TOLD, Known, Track, progress, seconds_per_step
+from ugro.policy.training.progress import EPOCH, TOLD, Known, Track, mean_seconds_per_step, progress, seconds_per_step
 from ugro.telemetry.curves import Curve, KeySummary, Wanted
 from ugro.telemetry.metricstore import MetricStore, job_owner
 
@@ -53,7 +54,7 @@ class Headlines:
             "",
             progress(await self._known(job, seen, curves)),
             _loss(seen, curves),
-            _speed(seen, curves, is_final=job.is_final),
+            _speed(seen, curves, job),
             self._gpus(job) or _computing(curves, is_final=job.is_final),
             await self._energy(job),
         )
@@ -82,6 +83,8 @@ class Headlines:
             parameters(job.spec),
             tail,
             is_over,
+            job.state is JobState.SUCCEEDED,
+            _limit_left_s(job),
         )
 
     def _log_tail(self, job: Job) -> str:
@@ -161,7 +164,19 @@ def _loss(seen: _Seen, curves: Mapping[str, Curve]) -> LossLine | None:
     return replace(words.loss_line(curve.key, curve.steps, curve.means, seen.last_value(curve.key)), best=best)
 
 
-def _speed(seen: _Seen, curves: Mapping[str, Curve], *, is_final: bool) -> Speed | None:
+def _ran_s(job: Job) -> float:
+    """How long its attempt has run, or ran."""
+    return elapsed_s(job.attempt_started, job.ended or clock.now()) if job.attempt_started is not None else 0.0
+
+
+def _limit_left_s(job: Job) -> float | None:
+    if job.spec.time_limit_s is None or job.state is not JobState.RUNNING:
+        return None
+    return job.spec.time_limit_s - _ran_s(job)
+
+
+def _speed(seen: _Seen, curves: Mapping[str, Curve], job: Job) -> Speed | None:
+    is_final = job.is_final
     samples, seconds = curves.get(words.OWN_SAMPLES), curves.get(words.OWN_STEP)
     if samples is not None and seconds is not None:
         return words.speed_of(samples.means, seconds.means, is_final=is_final)
@@ -169,6 +184,8 @@ def _speed(seen: _Seen, curves: Mapping[str, Curve], *, is_final: bool) -> Speed
         return words.logged_speed(seen.speed, logged.means, is_final=is_final)
     track = _steps(seen, curves)
     pace_s = seconds_per_step(track) if track is not None else None
+    if pace_s is None and track is not None and is_final:
+        pace_s = mean_seconds_per_step(track, _ran_s(job))
     return Speed(1 / pace_s, "steps/s") if pace_s else None
 
 

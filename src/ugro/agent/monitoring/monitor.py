@@ -6,6 +6,7 @@ for it.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -78,6 +79,7 @@ class Monitor:
         self._cluster_at = float("-inf")
         self._tidied_at = time.monotonic() - _TIDY_S + _TIDY_FIRST_S
         self.may_remove: Callable[[], bool] = lambda: True  # whether this machine's clock is to be believed
+        self.own_disk: Callable[[], Finding | None] = lambda: None  # what is wrong with that of the state. Blocks
         self.slower: Callable[[str], Sequence[Finding]] = lambda node: ()  # what was measured to be worse on a node
         node_reports.pace = self._pause_s
         node_reports.on_reports = self._note
@@ -170,6 +172,8 @@ class Monitor:
             self._cluster_at = time.monotonic()
         everyone = [known for name, known in self.reports.items() if name in members]
         found = rules.findings(everyone, self._thresholds, looked_at)
+        if CLUSTER in looked_at:
+            found += rules.own_disk(await asyncio.to_thread(self.own_disk))
         found += rules.slower(report, [finding.text for finding in self.slower(report.name)])
         review = rules.review(self._alerts, found, looked_at, now, self._thresholds.repeat_s)
         change = rules.status_change(self._judged.get(report.name), report, now)

@@ -92,7 +92,7 @@ class MonitoringService:
         monitor.may_remove = scheduler_input.clock.may_remove
         scheduler_input.clock.listen(monitor.clock_was_set)
         notifications = JobNotifications(self._store, self._cluster, self.notifier, engine.changed)
-        ingest = MetricsIngest(self._collector, self._store.ends, engine.live.holding)
+        ingest = MetricsIngest(self._collector, self._store.jobs, self._store.ends, engine.live.holding)
         prometheus = PrometheusMetrics(
             self._store, engine.live, monitor, self.metrics, self.notifier, lambda: self.energy.totals
         )

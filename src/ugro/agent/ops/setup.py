@@ -117,7 +117,7 @@ class NodeSetup:
             environment=outcome.name if request.existing is None else None,
             label=label_of(request, node.spec.labels),
         )  # fmt: skip
-        row = NodeVersions(name, size_bytes=outcome.size or None, seconds=self._took_s.get(name), note=outcome.note)
+        row = NodeVersions(name, size_bytes=outcome.size or None, seconds=self._took_s.get(name))
         return _Outcome(row, Found(installed, outcome.packages))
 
     # --- the nodes' own Python -----------------------------------------------------------------------------------

@@ -39,11 +39,9 @@ class Files:
         self._code = code
         self._gathering: SharedWork[str, EnvFiles] = SharedWork("gather wheels")
 
-    async def installer(self, platform: Platform) -> EnvFiles | None:
-        """uv alone; None: there is none for this platform."""
+    async def installer(self, platform: Platform) -> EnvFiles:
+        """Returns uv alone."""
         uv = await self._tools.uv_for(platform)
-        if uv is None:
-            return None
         return EnvFiles(await self._code.take_files(uv.folder), uv.blob)
 
     async def everything(
@@ -68,7 +66,7 @@ class Files:
             wheels.mkdir(mode=0o700)
             await self._download(request, resolution, platform, wheels, on_bytes)
             blobs = await asyncio.to_thread(_put_together, wheels, uv)
-            found = EnvFiles(await self._code.keep_files(wheels), uv.blob if uv else None, blobs)
+            found = EnvFiles(await self._code.keep_files(wheels), uv.blob, blobs)
         await self._store.keep_files(key, found)
         return found
 

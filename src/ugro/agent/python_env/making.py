@@ -81,20 +81,17 @@ class Maker:
     async def _make_with(self, wanted: Wanted, resolution: Resolution, making: Making, is_sent: bool) -> Made:
         total = package_count(resolution.requirements)
         files = await self._gathered(wanted, resolution, making, is_sent)
-        if files is not None:
-            making.tell(EnvProgress("sending", 0, total, sum(one.size for one in files.wheels)))
-            self._code.forget(files.tree, wanted.node)
-            await self._bring(files.tree, wanted.node, making)
+        making.tell(EnvProgress("sending", 0, total, sum(one.size for one in files.wheels)))
+        self._code.forget(files.tree, wanted.node)
+        await self._bring(files.tree, wanted.node, making)
         recipe = await self._recipe(wanted, resolution, files, is_sent)
         log.info("making Python environment %s", resolution.name, extra={"node": wanted.node})
         made = await self._on(wanted.node).make(recipe, making.tell)
         log.info("made Python environment %s", resolution.name, extra={"node": wanted.node})
         return made
 
-    async def _gathered(
-        self, wanted: Wanted, resolution: Resolution, making: Making, is_sent: bool
-    ) -> EnvFiles | None:
-        """uv; with all packages if they are sent. None: the node has to do with its pip."""
+    async def _gathered(self, wanted: Wanted, resolution: Resolution, making: Making, is_sent: bool) -> EnvFiles:
+        """Returns uv, with all packages if they are sent."""
         if not is_sent:
             return await self._files.installer(wanted.platform)
         total = package_count(resolution.requirements)
@@ -117,21 +114,19 @@ class Maker:
         finally:
             task.cancel()
 
-    async def _recipe(
-        self, wanted: Wanted, resolution: Resolution, files: EnvFiles | None, is_sent: bool
-    ) -> Recipe:
+    async def _recipe(self, wanted: Wanted, resolution: Resolution, files: EnvFiles, is_sent: bool) -> Recipe:
         sources = EnvRequest() if is_sent else await self._tools.sources_of(wanted.request)
         return Recipe(
             resolution.name,
             wanted.platform,
             resolution.requirements,
-            files.installer if files else None,
-            files.wheels if files else (),
+            files.installer,
+            files.tree,
+            files.wheels,
             sources.index_url,
             sources.extra_index_url,
             sources.find_links,
             wanted.label,
-            files.tree if files else None,
         )
 
     async def _needs_wheels(self, wanted: Wanted) -> bool:

@@ -101,10 +101,10 @@ class Tools:
             raise EnvFailed(f"there is no uv for this machine ({arch}, {libc})", hint=hint, cause="not-found")
         return str(await self._fetched(arch, libc) / _UV)
 
-    async def uv_for(self, node: Platform) -> UvFile | None:
-        """None: there is no uv for such a node, which then uses its pip."""
+    async def uv_for(self, node: Platform) -> UvFile:
         if (node.arch, node.libc) not in UV_WHEELS:
-            return None
+            hint = "use an environment that is there: existing: /path/to/venv"
+            raise EnvFailed(f"there is no uv for nodes with {node.arch} and {node.libc}", hint=hint, cause="not-found")
         folder = await self._fetched(node.arch, node.libc)
         return UvFile(folder, await asyncio.to_thread(blob_of, folder / _UV))
 

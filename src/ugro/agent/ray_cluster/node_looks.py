@@ -6,7 +6,6 @@ Both are short runs of the program that the ranks of a cluster run (``workloads.
 from __future__ import annotations
 
 import asyncio
-import json
 import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -16,7 +15,7 @@ from ugro.core.errors import RemoteFailure, TimedOut
 from ugro.core.support.codec import DecodeError, decode
 from ugro.nodes.link import Link
 from ugro.policy.ray.agreement import Look
-from ugro.remote import wire
+from ugro.remote import foreign, wire
 from ugro.workloads.ray_jobs import rank_argv, rank_env
 
 _LOOK_S = 30.0
@@ -60,7 +59,7 @@ async def _ask(link: Link, python: str, settings: Mapping[str, Any]) -> object:
     except TimeoutError as error:
         raise TimedOut(f"did not answer within {_LOOK_S:g} s", subject=link.spec.name) from error
     try:
-        return json.loads(said[wire.OUT].rpartition(b"\n")[0].rpartition(b"\n")[2])
+        return foreign.parsed(said[wire.OUT].rpartition(b"\n")[0].rpartition(b"\n")[2])
     except ValueError as error:
         lines = (said[wire.ERR] or said[wire.OUT]).decode("utf-8", "replace").strip().splitlines()
         complaint = lines[-1][:300] if lines else f"exit code {code}"

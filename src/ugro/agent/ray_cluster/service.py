@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import difflib
 import logging
 import os
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -95,7 +94,8 @@ class RayClusters:
     ) -> RayCluster:
         """Not recorded. The caller holds ``preparing`` until it is."""
         self._expect_new(wish.name)
-        used = {port for one in self._open.values() for port in (one.head.port, one.head.dashboard_port)}
+        heads = [one.head for one in self._open.values()]
+        used = {port for one in heads for port in (one.port, one.dashboard_port, one.client_port)}
         return await self._starting.prepare(Request(wish, user, environment, frozenset(used)), say)
 
     async def _add(self, cluster: RayCluster) -> RayCluster:
@@ -124,7 +124,8 @@ class RayClusters:
         await self.expect_open_to(found, asks.user if asks is not None else found.user)
         head, namespace = found.head, self._cluster.config.ray.namespace
         address = f"{head.address}:{head.port}"
-        return found.user, Access(found.name, address, found.token, namespace, head.dashboard_port, head.node)
+        ports = head.dashboard_port, head.node, head.client_address
+        return found.user, Access(found.name, address, found.token, namespace, *ports)
 
     async def expect_open_to(self, cluster: RayCluster, user: str) -> None:
         """Who uses it runs code as its user, which on their own account nobody else does. Raises NotAllowed."""
@@ -136,22 +137,6 @@ class RayClusters:
         """The configuration may have had accounts when its jobs started, and have none now."""
         placements = [job.placement for job in (await self._submitted(cluster)).values() if job.placement is not None]
         return any(account_of(name) for placement in placements for name in placement.nodes)
-
-    async def active(self, name: str) -> RayCluster:
-        """Raises NotFound, with the nearest name."""
-        known = [one for one in await self._store.open() if one.state is ClusterState.ACTIVE]
-        if (found := next((one for one in known if one.name == name), None)) is not None:
-            return found
-        near = difflib.get_close_matches(name, [one.name for one in known], 1)
-        hint = f"did you mean {near[0]}?" if near else f"start it: ugro cluster start --name {name}; or leave it out"
-        raise NotFound(f"there is no Ray cluster {name}", hint=hint)
-
-    async def open_one(self, name: str) -> RayCluster | None:
-        """That has not ended."""
-        return next((one for one in await self._store.open() if one.name == name), None)
-
-    async def lack_of_serve(self, cluster: RayCluster) -> UgroError | None:
-        return await self._starting.lack_of_serve(cluster)
 
     async def stop(self, word: str | None) -> ClusterView:
         found = await self.find(word, is_open=True)

@@ -20,7 +20,7 @@ from ugro.agent.tracking import node_checks
 from ugro.agent.tracking.cluster import Cluster
 from ugro.config.names import is_user
 from ugro.config.schema import Ray
-from ugro.core.errors import UgroError, Unsatisfiable
+from ugro.core.errors import Unsatisfiable
 from ugro.core.job import JobSpec, Launcher, Resources
 from ugro.core.login import account_of, node_of
 from ugro.core.node import Machine, Role
@@ -35,7 +35,6 @@ from ugro.policy.ray.agreement import (
     free_port,
     lack_of_connection,
     lack_of_memory,
-    lack_of_serve,
     note,
     objection,
 )
@@ -111,14 +110,6 @@ class Starting:
         lack = lack_of_memory(cluster.wish, looks) or lack_of_connection(looks, f"{head[0]}:{head[1]}")
         _raise(objection(looks, {} if cluster.environment else pythons) or lack)
         return pythons
-
-    async def lack_of_serve(self, cluster: RayCluster) -> UgroError | None:
-        """Of Ray Serve, on its nodes. Those that are away now are not asked."""
-        pythons = {cluster.head.node: cluster.head.python} | {one.node: one.python for one in cluster.workers}
-        found = {node: self._cluster.inventory.find(self._login(node, cluster.user)) for node in pythons}
-        links = {node: one.link for node, one in found.items() if one is not None and one.link is not None}
-        looks = await look_at(links, pythons, ())
-        return lack_of_serve(looks, {} if cluster.environment else pythons)
 
     def is_personal(self, cluster: RayCluster) -> bool:
         """Whether what is run on it runs in an account of its user's own."""
@@ -213,16 +204,18 @@ class Starting:
         self, request: Request, node: str, links: Mapping[str, Link], pythons: Mapping[str, str]
     ) -> tuple[Head, dict[str, Look]]:
         ray, key = self._cluster.config.ray, secrets.token_hex(4)
-        ports = [*candidates(ray.redis_port), *candidates(ray.dashboard_port)]
+        ports = [port for first in (ray.redis_port, ray.dashboard_port, ray.client_port) for port in candidates(first)]
         looks = await look_at(links, pythons, ports)
         _raise(objection(looks, {} if request.environment else pythons) or lack_of_memory(request.wish, looks))
         taken = [*looks[node].taken_ports, *request.used_ports]
         dashboard = free_port(
             ray.dashboard_port, "dashboard_port" in ray.given_keys, taken, "ray.dashboard_port", node
         )
-        address, port = await self._address(links, [*taken, dashboard], ray, node)
+        taken.append(dashboard)
+        client = free_port(ray.client_port, "client_port" in ray.given_keys, taken, "ray.client_port", node)
+        address, port = await self._address(links, [*taken, client], ray, node)
         folder = f"{_machine(links[node]).root}/.ugro/ray/{key}"
-        return Head(node, pythons[node], address, port, dashboard, folder), looks
+        return Head(node, pythons[node], address, port, dashboard, folder, client), looks
 
     async def _address(
         self, links: Mapping[str, Link], taken: Sequence[int], ray: Ray, node: str

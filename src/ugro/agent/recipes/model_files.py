@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 from ugro.agent.support.caller import may_read_files
 from ugro.agent.support.client_files import expect_local, remote_client
 from ugro.core.errors import UsageError
+from ugro.remote import foreign
 from ugro.remote.folders import hub_cache
 
 _MOST_BYTES = 1 << 20
@@ -63,7 +63,7 @@ def config_of(folder: Path | str | None) -> Mapping[str, Any] | None:
     path = Path(folder) / "config.json"
     try:
         with path.open("rb") as file:
-            found = json.loads(file.read(_MOST_BYTES))
+            found = foreign.read(file, _MOST_BYTES)
     except (OSError, ValueError) as error:
         raise UsageError(f"{path} cannot be read: {error}", hint="is it a model of transformers?") from error
     return found if isinstance(found, dict) else None

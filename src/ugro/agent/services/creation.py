@@ -20,20 +20,17 @@ from ugro.agent.jobs.service import JobService
 from ugro.agent.jobs.submission import Needs, Submit
 from ugro.agent.services.door_place import DoorPlaces
 from ugro.agent.services.model_folder import ModelFolder, described, expect_complete, in_results
-from ugro.agent.services.ray_place import RayPlaces, at_head, expect_unnamed
 from ugro.agent.support.caller import expect_files, may_read_files, vouch
 from ugro.agent.support.client_files import expect_local
 from ugro.config.service import ALL, FILE, ScaleSection, ServiceDraft, ServiceSection, name_problem, read_service
 from ugro.core.errors import ConfigError, NotAllowed, NotFound, Unsatisfiable, UsageError
 from ugro.core.job import ANY_GPUS, Job, JobSpec, Launcher, Placement
-from ugro.core.ray_cluster import RayCluster
 from ugro.core.service import (
     ENGINE_COMMAND,
     Autoscale,
     DoorPlace,
     Probe,
     Probes,
-    RayPlace,
     Restarts,
     Revision,
     Service,
@@ -41,8 +38,7 @@ from ugro.core.service import (
     Update,
 )
 from ugro.core.support import clock
-from ugro.policy.serving.engines import DEFAULT, RAY_SERVE, Engine, check_words, command_of, engine_named
-from ugro.policy.serving.requests import only_one
+from ugro.policy.serving.engines import DEFAULT, Engine, check_words, command_of, engine_named
 from ugro.policy.wording import PRIVATE_JOB
 from ugro.store.services import ServiceStore, name_taken
 from ugro.workloads.service_jobs import KEY_VARIABLES
@@ -84,31 +80,16 @@ class Read:
     revision: Revision
 
 
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """Not recorded yet."""
-
-    service: Service
-    cluster: RayCluster | None = None  # that is to be started with it
-
-
 class Creation:
-    def __init__(
-        self, services: ServiceStore, jobs: JobService, results: ResultService, doors: DoorPlaces, rays: RayPlaces
-    ) -> None:
+    def __init__(self, services: ServiceStore, jobs: JobService, results: ResultService, doors: DoorPlaces) -> None:
         self._services = services
         self._jobs = jobs
         self._results = results
         self._doors = doors
-        self._rays = rays
-
-    def starts_cluster(self, request: ServiceRequest) -> bool:
-        section = _draft(request).section
-        return section.engine == RAY_SERVE and section.cluster is None
 
     async def read(self, request: ServiceRequest) -> Read | Needs:
         """What it asks for. May take long."""
-        draft = _draft(request)
+        draft = await asyncio.to_thread(_draft, request)
         what = await self._what(draft, request)
         await self._expect_name(what.name)
         made = await self._revision(what, request)
@@ -123,16 +104,15 @@ class Creation:
         if await self._services.is_taken(name):  # said before that its port is taken
             raise name_taken(name)
 
-    async def prepare(self, request: ServiceRequest, read: Read) -> Prepared:
-        """One at a time: what it gets depends on what the others have."""
-        draft, what = read.draft, read.what
+    async def prepare(self, request: ServiceRequest, read: Read) -> Service:
+        """Returns a service that is not recorded yet. One at a time: what it gets depends on what the others have."""
+        draft, what, made = read.draft, read.what, read.revision
         await self._expect_name(what.name)  # another may have got it meanwhile
-        made, ray, cluster = await self._on_ray(draft, what, read.revision, request.submit.user)
         spec = _spec(what.name, draft.section, what.engine)
         placement = await self._jobs.place_idle(made.job)  # what can never run is refused now
         everywhere = await self._everywhere(made.job)
         door = await self._doors.choose(draft.section.door, spec, everywhere.nodes)
-        service = Service(
+        return Service(
             id=0,
             key=secrets.token_hex(4),
             user=request.submit.user,
@@ -144,26 +124,7 @@ class Creation:
             secret=secrets.token_hex(32) if what.engine is not None and what.engine.is_keyed else "",
             made_at=now(),
             request_key=request.submit.key,
-            ray=ray,
         )
-        return Prepared(service, cluster)
-
-    async def _on_ray(
-        self, draft: ServiceDraft, what: _What, made: Revision, user: str
-    ) -> tuple[Revision, RayPlace | None, RayCluster | None]:
-        """The revision at the head of its Ray cluster; that is not recorded yet, if it is the service's own."""
-        if what.engine is None or what.engine.name != RAY_SERVE:
-            return made, None, None
-        if draft.section.replicas != 1:
-            raise only_one()
-        if (name := draft.section.cluster) is not None:
-            expect_unnamed(name, (_RESOURCES | _ENVIRONMENT) & what.fields.keys())
-            cluster = await self._rays.existing(name, user)
-        else:
-            cluster = await self._rays.own(what.name, user, made.job)
-        place = RayPlace(cluster.name, is_own=name is None, user=cluster.user)
-        source = f"{made.source} on the Ray cluster {cluster.name}"
-        return replace(made, job=at_head(made.job, cluster), source=source), place, cluster if place.is_own else None
 
     async def door_address(self, service: Service) -> str:
         """At which the nodes that are there now reach its door. Raises UgroError if they do not."""
@@ -179,13 +140,11 @@ class Creation:
         """For an update, without its number. What is not given stays as it was."""
         old, given = service.current, request.submit.fields
         request = _like(old, request)
-        what = await self._what(_draft(request), request)
+        what = await self._what(await asyncio.to_thread(_draft, request), request)
         made = await self._revision(what, request)
         if isinstance(made, Needs):
             return made
-        is_ray = service.ray is not None  # its code is what an update brings
-        job = _kept(made.job, old.job, {**given, "command": ()} if is_ray else given)
-        job = replace(job, resources=old.job.resources, environment=old.job.environment) if is_ray else job
+        job = _kept(made.job, old.job, given)
         await self._jobs.place_idle(job)
         await self._jobs.expect_allowed(job, service.user, may_end=False)
         return replace(made, job=job, request_key=request.submit.key)
@@ -199,9 +158,9 @@ class Creation:
             return Revision(1, job, what.source, ENGINE_COMMAND, now())
         if engine.key_variable:
             job = replace(job, env=tuple(sorted({**dict(job.env), KEY_VARIABLES: engine.key_variable}.items())))
-        if "gpus_per_node" not in what.fields and engine.name != RAY_SERVE:
+        if "gpus_per_node" not in what.fields:
             job = await self._with_gpu(job)
-        job = replace(job, sdk=job.sdk or engine.name in (DEFAULT, RAY_SERVE))
+        job = replace(job, sdk=job.sdk or engine.name == DEFAULT)
         note = "" if engine.is_keyed else f"{engine.name}: {engine.note}"
         return Revision(1, job, what.source, engine.name, now(), note=note)
 
@@ -221,8 +180,6 @@ class Creation:
         word = request.model if request.model is not None else section.model
         command = fields.get("command")
         _expect_one_thing(section, word, has_command=command is not None)
-        if section.engine == RAY_SERVE:
-            return _application(section, fields)
         found, source, name = await self._model(word, section.path, request.submit.here)
         if found is not None:
             base = [f"base={found.base}"] if found.base else []
@@ -326,8 +283,6 @@ def _like(old: Revision, request: ServiceRequest) -> ServiceRequest:
             fields["sync"] = False  # it runs in the code that it had, see _kept
     if not is_command and "command" not in fields:
         options.setdefault("engine", old.engine)
-    if old.engine == RAY_SERVE:
-        options.setdefault("application", old.job.argv[-1])
     if is_command == ("engine" in options):
         hint = "start another service: ugro serve --name NAME"
         raise ConfigError("an update cannot change from an engine to a command or back", hint=hint)
@@ -349,26 +304,11 @@ def _kept(new: JobSpec, old: JobSpec, given: Mapping[str, Any]) -> JobSpec:
 
 
 def _expect_one_thing(section: ServiceSection, word: str | None, *, has_command: bool) -> None:
-    """To serve: a model, a command, or an application."""
+    """To serve: a model or a command."""
     if has_command and section.engine is not None:
         raise UsageError("there is an engine and a command", hint="give one of them")
-    if section.engine == RAY_SERVE:
-        if word is not None:
-            raise UsageError("ray-serve runs an application, not a model", hint="--application MODULE:NAME")
-    elif section.application is not None or section.cluster is not None:
-        raise UsageError("an application and a Ray cluster need engine: ray-serve", hint="--engine ray-serve")
-    elif not has_command and word is None:
+    if not has_command and word is None:
         raise UsageError("there is nothing to serve", hint=_EXAMPLE)
-
-
-def _application(section: ServiceSection, fields: Mapping[str, Any]) -> _What:
-    """Of Ray Serve, with its code as jobs have it."""
-    engine = engine_named(RAY_SERVE)
-    if section.application is None:
-        raise UsageError("there is no application", hint="--application app:app, for app in app.py")
-    command = [*engine.command, section.application]
-    name = _name(fields, section.application.partition(":")[0])
-    return _What(engine, f"application {section.application}", name, {**fields, "command": command})
 
 
 def _engine_command(engine: Engine, found: ModelFolder | None) -> list[str]:
@@ -397,8 +337,7 @@ def _listed(given: Any) -> list[str]:
 
 def _spec(name: str, section: ServiceSection, engine: Engine | None) -> ServiceSpec:
     usual, path = Probes(), engine.health if engine is not None else None
-    alive = (engine.alive or path) if engine is not None else None
-    named = [replace(usual.start, path=path), replace(usual.ready, path=path), replace(usual.live, path=alive)]
+    named = [replace(probe, path=path) for probe in (usual.start, usual.ready, usual.live)]
     concurrency = section.concurrency
     if concurrency is None:
         concurrency = engine.concurrency if engine is not None else 0

@@ -18,6 +18,7 @@ from ugro.nodes import tunnels
 from ugro.nodes.node import Node
 from ugro.nodes.runs import Identity
 from ugro.nodes.tunnels import SocketTarget
+from ugro.remote import foreign
 
 SOCKET = "door/control"  # in the run directory
 _ANSWER_S = 30.0
@@ -94,7 +95,7 @@ class DoorClient:
                 answer = await self._ask(line)
         except TimeoutError as error:
             raise TimedOut(f"the door did not answer within {_ANSWER_S:g} s", subject=self._name) from error
-        found = self._parsed(lambda: dict(json.loads(answer)))
+        found = self._parsed(lambda: dict(foreign.parsed(answer)))
         if "error" in found:
             raise self._error(str(found.get("kind")), str(found["error"])[:_MOST_TEXT])
         return found.get("result")
@@ -102,7 +103,7 @@ class DoorClient:
     def _parsed(self, parse: Callable[[], T]) -> T:
         try:
             return parse()
-        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
             raise RemoteFailure("the door's answer is invalid", subject=self._name, cause="invalid") from error
 
     def _error(self, kind: str, text: str) -> UgroError:

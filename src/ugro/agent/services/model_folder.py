@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ from typing import Any
 from ugro.agent.support.caller import may_read_files
 from ugro.core.errors import ConfigError, NotAllowed, NotFound
 from ugro.core.results import JobResults, ResultState
+from ugro.remote import foreign
 
 ABOUT = "ugro.json"  # what recipes write beside a model
 _CONFIG = "config.json"
@@ -90,9 +90,8 @@ def _is_model(folder: Path) -> bool:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        if path.stat().st_size > _LARGEST_ABOUT:
-            raise ValueError("too large")
-        found = json.loads(path.read_text(encoding="utf-8"))
+        with path.open("rb") as file:
+            found = foreign.read(file, _LARGEST_ABOUT)
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import math
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -17,6 +16,7 @@ from ugro.nodes import tunnels
 from ugro.nodes.runs import Identity
 from ugro.nodes.tunnels import SocketTarget
 from ugro.policy.lifecycle.backoff import delay_s
+from ugro.remote import foreign
 from ugro.workloads.service_jobs import STATUS_SOCKET
 
 log = logging.getLogger(__name__)
@@ -63,7 +63,7 @@ class ReplicaWatch:
                     if self._reports.get(run) != report:
                         self._reports[run] = report
                         self.changed.notify()
-            except (UgroError, TimeoutError, DecodeError, ValueError, RecursionError) as error:
+            except (UgroError, TimeoutError, DecodeError, ValueError) as error:
                 log.debug("job %d on %s cannot be listened to: %s", run[0], node, error)
             failures += 1
             await asyncio.sleep(delay_s(failures, 0.5, base_s=0.1, cap_s=2.0))
@@ -93,7 +93,7 @@ class ReplicaWatch:
 
 
 def _parsed(line: bytes) -> ProbeReport:
-    report = decode(ProbeReport, json.loads(line))
+    report = decode(ProbeReport, foreign.parsed(line))
     figures = report.figures
     for number in (figures.prompt_tokens, figures.generated_tokens, figures.batch_size):
         if number is not None and not math.isfinite(number):

@@ -22,7 +22,7 @@ from ugro.agent.support.crashpoint import point
 from ugro.core.door import Door, NewServer
 from ugro.core.errors import RemoteFailure, TimedOut, UgroError
 from ugro.core.failure import Cause, Failure
-from ugro.core.job import Job, JobSpec, JobState
+from ugro.core.job import Job, JobState
 from ugro.core.service import DoorPlace, Phase, ReplicaPhase, Service, ServiceReport, ServiceState
 from ugro.core.support.loopback import is_loopback
 from ugro.policy.serving import steps
@@ -70,11 +70,8 @@ class Parts(Protocol):
 
     async def door_address(self, service: Service) -> str: ...
 
-    async def replica(self, service: Service, job: JobSpec) -> JobSpec: ...
 
-    async def has_own_cluster(self, service: Service) -> bool: ...
 
-    async def stop_own_cluster(self, service: Service) -> None: ...
 
     async def next_door(self, service: Service, *, has_failed: bool) -> DoorPlace: ...
 
@@ -186,8 +183,7 @@ class Runner:
             self._freed_at = time.monotonic()
         self._over = {one.number for one in seen if one.job is not None and one.job.is_final}
         freed_s = time.monotonic() - self._freed_at
-        has_cluster = await self._parts.has_own_cluster(service)
-        return View(service, tuple(seen), door, self._may_replace(), freed_s, has_cluster)
+        return View(service, tuple(seen), door, self._may_replace(), freed_s)
 
     async def _last_lines(self, job: Job | None) -> tuple[str, ...]:
         """Of the log of one that failed."""
@@ -304,7 +300,7 @@ class Runner:
             case steps.Submit(replica, avoid):
                 service = await self._addressed()
                 key = replica_key(service, replica.number)
-                job = await parts.replica(service, replica_job(service, replica, avoid))
+                job = replica_job(service, replica, avoid)
                 await parts.jobs.submit_made(job, service.user, key)
                 point("service.submitted")
             case steps.SubmitDoor():
@@ -312,8 +308,6 @@ class Runner:
                 point("service.door")
             case steps.RenewDoor(reason):
                 await self._renew_door(reason)
-            case steps.StopCluster():
-                await parts.stop_own_cluster(service)
             case steps.Cancel(number):
                 await parts.jobs.cancel(str(number))
                 point("service.cancelled")

@@ -7,15 +7,13 @@ import hashlib
 import logging
 import secrets
 from collections.abc import AsyncGenerator, Callable, Mapping
-from contextlib import AsyncExitStack
 from dataclasses import replace
 
 from ugro.agent.artifacts.log_stream import agent_stops
 from ugro.agent.jobs.service import JobService
 from ugro.agent.jobs.submission import Needs
-from ugro.agent.services.creation import Creation, Prepared, ServiceRequest, now
+from ugro.agent.services.creation import Creation, ServiceRequest, now
 from ugro.agent.services.door import DoorClient, over_link
-from ugro.agent.services.ray_place import RayPlaces
 from ugro.agent.services.replica_watch import ReplicaWatch
 from ugro.agent.services.runner import Runner
 from ugro.agent.support.caller import knows_values_of
@@ -24,7 +22,7 @@ from ugro.agent.support.crashpoint import point
 from ugro.agent.tracking.cluster import Cluster
 from ugro.core.door import Door
 from ugro.core.errors import NotAllowed, NotFound, UgroError, Unreachable
-from ugro.core.job import Job, JobSpec
+from ugro.core.job import Job
 from ugro.core.login import node_of
 from ugro.core.service import (
     ApiKey,
@@ -60,7 +58,6 @@ class Services:
         cluster: Cluster,
         jobs: JobService,
         creation: Creation,
-        rays: RayPlaces,
         watch: ReplicaWatch,
     ) -> None:
         self.services = store.services
@@ -72,7 +69,6 @@ class Services:
         self.drained = store.drained
         self._cluster = cluster
         self._creation = creation
-        self._rays = rays
         self._runners: dict[int, Runner] = {}
         self._added = ChangeSignal()
         self.changed = ChangeSignal()  # what reports show
@@ -88,17 +84,14 @@ class Services:
         read = await self._creation.read(request)  # it may resolve packages, which takes minutes: others need not wait
         if isinstance(read, Needs):
             return read
-        async with AsyncExitStack() as stack:  # two that are prepared at once would choose the same port
-            await stack.enter_async_context(self._preparing)
-            if self._creation.starts_cluster(request):
-                await stack.enter_async_context(self._rays.preparing)
+        async with self._preparing:  # two that are prepared at once would choose the same port
             new = await self._creation.prepare(request, read)
-            await self._refuse_port(new.service)
+            await self._refuse_port(new)
             made = await asyncio.shield(self._add(new))
         return await self._report(made)
 
-    async def _add(self, new: Prepared) -> Service:
-        made = await self._rays.added(new.service, new.cluster)
+    async def _add(self, new: Service) -> Service:
+        made = await self.services.add(new)
         point("service.created")
         await self.store.note("service", f"service {made.name} was started by {made.user}: {made.current.source}")
         self._added.notify()
@@ -214,8 +207,11 @@ class Services:
         return report_of(View(service))
 
     def _serving(self, number: int) -> int | None:
+        """Returns None when nobody knows, because the door cannot be asked now."""
         runner = self._runners.get(number)
-        return sum(one.is_serving for one in runner.view.live) if runner is not None else None
+        if runner is None or runner.view.door.servers is None:
+            return None
+        return sum(one.is_serving for one in runner.view.live)
 
     async def _active(self, word: str) -> Service:
         service = await self.services.find(word)
@@ -286,15 +282,6 @@ class Services:
         except UgroError as error:
             log.warning("service %s: its door keeps its address: %s", service.name, error)
             return service.door.address
-
-    async def replica(self, service: Service, job: JobSpec) -> JobSpec:
-        return await self._rays.replica(service, job)
-
-    async def has_own_cluster(self, service: Service) -> bool:
-        return await self._rays.has_own(service)
-
-    async def stop_own_cluster(self, service: Service) -> None:
-        await self._rays.stop_own(service)
 
     async def next_door(self, service: Service, *, has_failed: bool) -> DoorPlace:
         return await self._creation.next_door(service, has_failed=has_failed)

@@ -19,8 +19,8 @@ from typing import Any
 from ugro.core.errors import ConfigError, NotAllowed, UsageError, Wanted
 
 HEADER = "ugro-remote"  # of every request: a key for what it has sent, and the name of its machine
-TEXT, HASH, PLACE, CODE, FOLDER = "text", "hash", "place", "code", "folder"
-KINDS = frozenset({TEXT, HASH, PLACE, CODE, FOLDER})
+TEXT, HASH, PLACE, SCRIPT, CODE, FOLDER = "text", "hash", "place", "script", "code", "folder"
+KINDS = frozenset({TEXT, HASH, PLACE, SCRIPT, CODE, FOLDER})
 _VALUE = re.compile(r"([0-9A-Za-z-]{1,64}) ([0-9A-Za-z._-]{1,64})")
 _MOST_ITEMS = 2000  # of one request
 # In memory. A text of 1 MiB takes up to four times as much.
@@ -82,6 +82,9 @@ class Offer:
     def why_left_alone(self, path: str) -> str | None:
         found = self._value(PLACE, path)
         return None if found is None else str(found)
+
+    def script(self, path: str, params: Mapping[str, Any]) -> Any:
+        return self._value(SCRIPT, path, params)
 
     def code(self, path: str, params: Mapping[str, Any]) -> Any:
         return self._value(CODE, path, params)

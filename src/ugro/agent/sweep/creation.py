@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import PurePath
+from random import Random
 from typing import Any, ClassVar
 
 from pydantic import ConfigDict
@@ -16,17 +18,19 @@ from ugro.agent.jobs.submission import Needs, Submit
 from ugro.agent.sweep.job_options import as_counted, check_options, with_options
 from ugro.agent.sweep.optuna_study import require
 from ugro.config.document import read_document
+from ugro.config.job.bounds import FILE_LIMITS, MOST_BYTES, MOST_WORDS, USE_A_FILE, why_too_large
 from ugro.config.problems import config_error
 from ugro.core.errors import ConfigError, UsageError
 from ugro.core.job import ALL_GPUS, ANY_GPUS, JobSpec
 from ugro.core.support.codec import dumps
-from ugro.core.support.quantity import parse_duration
+from ugro.core.support.quantity import format_size, parse_duration
 from ugro.core.sweep import Budget, Settings
 from ugro.policy.sweep.macros import expanded, template, variables, wanted_variables, with_variables
 from ugro.policy.sweep.options import Options, flags_of, options_of, scripts_of
 from ugro.policy.sweep.ranges import split_arguments
-from ugro.policy.sweep.reading import check_keys, read
-from ugro.policy.sweep.space import grid_size
+from ugro.policy.sweep.reading import check_keys, positive, read
+from ugro.policy.sweep.space import Kind, grid_size, random_place
+from ugro.policy.sweep.space import settings as settings_at
 from ugro.policy.sweep.spec import SweepSpec
 from ugro.store.sweeps import NewSweep
 from ugro.train import study_worker
@@ -34,6 +38,7 @@ from ugro.train import study_worker
 _ARGS = "${args}"
 _LONGEST_NAME = 64
 _MOST_PER_GPU = 16
+_EXAMPLE_FILE = "for example: {program: train.py, method: grid, parameters: {lr: {values: [0.1, 0.01]}}}"
 _EXAMPLE = 'ugro sweep train.py --lr "1e-3,1e-4", or: ugro sweep -f sweep.yaml'
 
 
@@ -60,9 +65,8 @@ async def prepare(request: SweepRequest, jobs: JobService) -> NewSweep | Needs:
     if request.study:
         return await _prepare_study(request, jobs)
     submit = request.submit
-    words, given = split_arguments(submit.fields.get("args") or [])
-    tree = _with_options(_tree(request), given, request)
-    spec = _read(tree, request)
+    # In a thread: it may have hundreds of values.
+    tree, spec, words = await asyncio.to_thread(_parsed, request)
     require(spec.method, spec.pruning.kind if spec.pruning else "")
     fields = _job_fields(request, spec, words)
     wanted = wanted_variables([*fields.get("args", []), *fields.get("command", [])])
@@ -77,6 +81,7 @@ async def prepare(request: SweepRequest, jobs: JobService) -> NewSweep | Needs:
     budget = _budget(request, spec)
     base = sharing_one(base, budget)
     check_options(spec.options, base)
+    await asyncio.to_thread(_expect_startable, base, spec)
     await jobs.place_idle(base)  # what can never run is refused now
     for one in as_counted(base, spec.options):
         await jobs.expect_allowed(one, submit.user)
@@ -140,10 +145,32 @@ def _short(name: str) -> str:
     return kept[:_LONGEST_NAME].strip("._-") or "sweep"
 
 
+def _parsed(request: SweepRequest) -> tuple[dict[str, Any], SweepSpec, list[str]]:
+    given_words = request.submit.fields.get("args") or []
+    if len(given_words) > MOST_WORDS or sum(map(len, map(str, given_words))) > MOST_BYTES:
+        limit = f"at most {MOST_WORDS} words of {format_size(MOST_BYTES)} together"
+        raise UsageError(f"ARGS: expected {limit}", hint="write a range, or a sweep file: ugro sweep -f sweep.yaml")
+    words, given = split_arguments(given_words)
+    tree = _with_options(_tree(request), given, request)
+    return tree, _read(tree, request), words
+
+
+def _expect_startable(base: JobSpec, spec: SweepSpec) -> None:
+    """Raises UsageError if a trial with the longest values could not be started."""
+    place = random_place(spec.parameters, Random(0))
+    for one in spec.parameters:
+        if one.axis.kind is Kind.CHOICE:
+            lengths = [len(str(value)) for value in one.values]
+            place[one.name] = lengths.index(max(lengths))
+    found = why_too_large(trial_spec(base, base.name, settings_at(spec.parameters, place), spec.options))
+    if found is not None:
+        raise UsageError(f"a trial is too large: {found[1]}", hint=USE_A_FILE)
+
+
 def _tree(request: SweepRequest) -> dict[str, Any]:
     if request.text is None:
         return {}
-    document = read_document(request.text, request.file)
+    document = read_document(request.text, request.file, FILE_LIMITS, example=_EXAMPLE_FILE)
     if document.problems:
         raise config_error(request.file, document.problems)
     if not isinstance(document.tree, dict):
@@ -231,7 +258,7 @@ def _budget(request: SweepRequest, spec: SweepSpec) -> Budget:
         of_file = Budget(
             trials=spec.run_cap,
             time_s=None if limits.get("time") is None else parse_duration(limits["time"]),
-            gpu_s=None if hours is None else 3600 * float(hours),
+            gpu_s=None if hours is None else 3600 * positive("ugro.gpu_hours", hours),
             no_improvement=_count(limits, "no_improvement"),
             parallel=_count(limits, "max_parallel"),
             max_failed=_count(limits, "max_failed"),
@@ -242,6 +269,8 @@ def _budget(request: SweepRequest, spec: SweepSpec) -> Budget:
     names = ("trials", "time_s", "gpu_s", "no_improvement", "parallel", "max_failed")
     per_gpu = budget.trials_per_gpu if budget.trials_per_gpu > 1 else of_file.trials_per_gpu
     _check_shares(per_gpu)
+    if budget.gpu_s is not None:
+        positive("--gpu-hours", budget.gpu_s)
     found = Budget(*(getattr(budget if getattr(budget, name) is not None else of_file, name) for name in names))
     return replace(found, trials_per_gpu=per_gpu)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from dataclasses import replace
 
@@ -115,8 +116,14 @@ class Measuring:
     async def _no_metric(self, job: Job, metric: Metric) -> str:
         keys = await self._monitoring.job_keys([job.cached_from or job.id])
         names = list(dict.fromkeys(key.key for key in keys))
-        has = f"it logged: {', '.join(names[:_MOST_NAMED])}" if names else "it logged no metrics"
+        named = ", ".join(names[:_MOST_NAMED])
+        has = f"it logged: {named}" if names else f"it logged no metrics; {_how_to_log(metric)}"
         return f"job {job.id} ended without a finite value of {metric.name}; {has}"
+
+
+def _how_to_log(metric: Metric) -> str:
+    line = json.dumps({"step": 1, metric.name: 0.5})
+    return f"write lines such as {line} to metrics.jsonl in its folder, or use run.log of ugro.train"
 
 
 def _was_pruned(trial: Trial, job: Job) -> bool:

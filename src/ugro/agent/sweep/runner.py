@@ -19,7 +19,7 @@ from ugro.core.errors import NotFound, UgroError
 from ugro.core.job import Ending, Job, JobSpec, JobState, Sharing
 from ugro.core.support.codec import decode
 from ugro.core.sweep import Sweep, SweepState, Trial, TrialState, trial_key
-from ugro.policy.sweep.decision import Act, Decision, View, decide, predecessor
+from ugro.policy.sweep.decision import Act, Decision, View, decide, outcome, predecessor
 from ugro.policy.sweep.pruning import to_prune
 from ugro.policy.sweep.reading import read
 from ugro.store.jobs import JobStore
@@ -57,6 +57,15 @@ class Runner:
         self._on_change = on_change
         self._compared: list[tuple[int, TrialState, int]] = []  # the values that Optuna has judged
         self.more_s = 0.0  # that it ran since its time was recorded
+
+    @property
+    def shown(self) -> list[Trial]:
+        """As people see them: a trial whose job has not started does not run."""
+        waits = {number for number, job in self._found.items() if job.state in NOT_STARTED}
+        return [
+            replace(trial, state=TrialState.PENDING) if trial.is_open and trial.number in waits else trial
+            for trial in self.trials.values()
+        ]
 
     @property
     def open(self) -> list[Trial]:
@@ -118,10 +127,8 @@ class Runner:
         decision = self.decision()
         if decision.act is Act.TRY:
             return await self._try_another()
-        if decision.act is Act.END:
-            await self._over(SweepState.DONE, decision.reason)
-        elif decision.act is Act.STOP:
-            await self._over(SweepState.STOPPED, decision.reason)
+        if decision.act in (Act.END, Act.STOP):
+            await self._over(decision)
         return False
 
     async def _try_another(self) -> bool:
@@ -130,7 +137,7 @@ class Runner:
             chosen = await asyncio.to_thread(self._chooser.choose, self._as_known, number)
         except UsedUp:
             if not self.open:
-                await self._over(SweepState.DONE, "no new point was found")
+                await self._over(Decision(Act.END, "no new point was found"))
             return False
         trial = await self._parts.sweeps.add(self.sweep.id, chosen.settings, chosen.asked, chosen.memory)
         point("trial.recorded")
@@ -170,8 +177,11 @@ class Runner:
         except NotFound:
             await self._put(replace(trial, state=TrialState.FAILED, reason=f"job {trial.job} was removed"))
             return
+        before = self._found.get(trial.number)
         self._found[trial.number] = job
         if not job.is_final:
+            if before is None or before.state is not job.state:
+                self._on_change()
             if self.spec.pruning is not None and self.spec.metric is not None:
                 self._parts.measuring.listening.follow(job, self.spec.metric.name)
             seen = await self._parts.measuring.look(trial, job, self.spec.metric)
@@ -208,7 +218,8 @@ class Runner:
         grace_s = _PRUNED_GRACE_S if ending is TrialState.PRUNED else None
         self._found[trial.number] = await self._parts.jobs.cancel(str(trial.job), grace_s=grace_s)
 
-    async def _over(self, state: SweepState, reason: str) -> None:
+    async def _over(self, decision: Decision) -> None:
+        state, reason = outcome(decision, list(self.trials.values()))
         await self._parts.sweeps.end(self.sweep.id, state, reason)
         point("sweep.over")
         self.sweep = replace(self.sweep, state=state, reason=reason)

@@ -246,7 +246,7 @@ class SweepService:
 
     async def _report(self, sweep: Sweep, *, with_history: bool = False) -> SweepReport:
         runner = self._runners.get(sweep.id)
-        known = runner.trials.values() if runner else await self.sweeps.trials(sweep.id, with_history=with_history)
+        known = runner.shown if runner else await self.sweeps.trials(sweep.id, with_history=with_history)
         trials = [replace(one, memory="", history=one.history if with_history else ()) for one in known]
         elapsed_s = sweep.elapsed_s + (runner.more_s if runner else 0.0)
         if _is_study(sweep):

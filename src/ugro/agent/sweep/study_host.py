@@ -19,6 +19,7 @@ from ugro.core.support import clock
 from ugro.nodes.calls import Duplex
 from ugro.nodes.tunnels import SocketTarget
 from ugro.policy.sweep.journal import MOST_OPERATION, Operation, Study, Worker, of_lost
+from ugro.remote import foreign
 from ugro.train.study_worker import SOCKET
 
 log = logging.getLogger(__name__)
@@ -97,14 +98,14 @@ class StudyHost:
 
     async def _answer(self, line: bytes, worker: Worker) -> dict[str, Any]:
         try:
-            request = json.loads(line)
+            request = foreign.parsed(line, 2 * _MOST_LINE)
             number, client = int(request["request"]), f"{worker.job}/{worker.attempt}/{request['client']:.64}"
-        except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
+        except (ValueError, TypeError, KeyError, OverflowError) as error:
             raise UgroError(f"invalid request from worker {worker.job}: {error!r:.100}") from error
         try:
             async with self._lock:
                 return {"request": number, **await self._done(request, number, client, worker)}
-        except (ValueError, TypeError, KeyError, OverflowError, RecursionError, UgroError) as error:
+        except (ValueError, TypeError, KeyError, OverflowError, UgroError) as error:
             return {"request": number, "error": str(error)[:500]}
 
     async def _done(self, request: dict[str, Any], number: int, client: str, worker: Worker) -> dict[str, Any]:

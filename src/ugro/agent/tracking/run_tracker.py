@@ -93,6 +93,12 @@ class RunTracker:
         """Raises NotFound for a node that is no longer part of the cluster."""
         return Runs(self.inventory.get(node), self.identity, _CONNECT_S, _ANSWER_S)
 
+    def speak(self) -> None:
+        """Tells every node program that this agent lives; called by another thread while the loop stands still."""
+        for watch in list(self._watches.values()):
+            if (link := watch.node.link) is not None:
+                link.speak()
+
     def sightings(self) -> list[Sighting]:
         """Of every node and login of the cluster."""
         names = [node.spec.name for node in self._reached()]

@@ -19,7 +19,7 @@ from ugro.agent.tracking.node_modules import NodeModules
 from ugro.agent.tracking.node_reports import NodeReports, Seen
 from ugro.agent.tracking.owners import Owners
 from ugro.agent.tracking.usage_book import UsageBook
-from ugro.core.job import Job, JobSpec, JobState, Launcher, Placement, Resources
+from ugro.core.job import ALL_NODES, Job, JobSpec, JobState, Launcher, Placement, Resources
 from ugro.core.login import node_of
 from ugro.core.node import Facts, Gpu, Limits, Machine, NodeSpec, Status
 from ugro.core.support.moment import Reading, due_s, place_s
@@ -194,6 +194,31 @@ class SchedulerInput:
         nodes = self._distinct(await self._health.drained())
         is_single = spec.launcher is Launcher.COMMAND
         return [need for need in needs if check_fits(need.resources, nodes, on_one_node=is_single) is None] or needs
+
+    async def with_all_nodes(self, spec: JobSpec, way: Resources) -> Resources:
+        """The same with a number of nodes for ``all``: those that can take the job, whatever runs there now.
+
+        A job that leaves GPUs open gets all nodes with GPUs, or all nodes if none has any.
+        """
+        if way.min_nodes != ALL_NODES:
+            return way
+        await self._cluster.settled()
+        await self.first_answers()
+        usable = [node for node in self._distinct(await self._health.drained()) if node.unusable is None]
+        makes, one = Makes(with_named(tuple(usable), names_in(way))), replace(way, min_nodes=1, max_nodes=1)
+        need = next(iter(needs_of(one, spec.launcher is Launcher.COMMAND, makes)))
+        count = max(1, makes.count(need))
+        return replace(way, min_nodes=count, max_nodes=count)
+
+    async def most_ranks(self, spec: JobSpec) -> int | None:
+        """How many ranks it could have here, at most; None if that is not known of all nodes."""
+        nodes = self._distinct(await self._health.drained())
+        if not all(node.is_known for node in nodes):
+            return None
+        most_gpus = max((len(node.gpus) for node in nodes), default=0)
+        needs = await self.possible_needs(spec)
+        each = (most_gpus if need.wants_all_gpus else need.least_gpus for need in needs)
+        return max(need.max_nodes * max(1, gpus) for need, gpus in zip(needs, each, strict=True))
 
     async def first_answers(self, timeout_s: float = _FIRST_ANSWERS_S) -> None:
         """Waits until every node has answered or failed to, at most ``timeout_s``."""

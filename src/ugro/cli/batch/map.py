@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ugro.cli.batch.options import ENGINES, input_option, job_options_of, open_pool, shared_of, shared_option
+from ugro.cli.node_number import NodeNumber
 from ugro.cli.output import Output
 from ugro.cli.session import Session, json_option, pass_session
 from ugro.core.errors import UsageError
@@ -30,7 +31,7 @@ _JOB_OPTION = "An option of the jobs of --engine jobs, as ugro run has it, such 
 @click.option("--timeout", metavar="DURATION", help="End an item that takes longer, such as 30s.")
 @click.option("--engine", type=click.Choice(ENGINES), default="local", show_default=True, help="Where items are run.")
 @click.option("--workers", type=click.IntRange(1, 10_000), help="How many processes. Default: one for each core.")
-@click.option("--nodes", type=click.IntRange(1, 10_000), help="How many nodes, for --engine jobs. Default: all.")
+@click.option("--nodes", type=NodeNumber(10_000), metavar="N|all", help="Nodes for --engine jobs. Default: all.")
 @click.option("--job-option", multiple=True, metavar="NAME=VALUE", help=_JOB_OPTION)
 @click.option("--unordered", is_flag=True, help="Write results as they come. Their index says whose they are.")
 @shared_option

@@ -158,5 +158,4 @@ def _note(one: NodeVersions) -> str:
         parts.append(f"override for {one.label}")
     if one.differs:
         parts.append(f"differs in {', '.join(one.differs)}")
-    parts.append(one.note)
     return "; ".join(part for part in parts if part)

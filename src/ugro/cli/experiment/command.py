@@ -55,7 +55,7 @@ def experiment() -> None:
 
     \b
     Examples:
-      ugro experiment run balance --models gpt,bert --modes uniform,adaptive --seeds 3 --nodes 3
+      ugro experiment run balance --models gpt,bert --modes uniform,adaptive --seeds 3
       ugro experiment run balance --models gpt --modes adaptive --precision fp32,bf16 --nodes 3
       ugro experiment report last
     """
@@ -87,7 +87,7 @@ def run(session: Session, /, what: str | None, file: Path | None, place: Path | 
     Every model is trained in every mode and with every ablation, once per seed. The models and their data are small by
     default and made on the spot: nothing is downloaded. Modes: uniform gives each device the same share of a batch,
     static follows measured or rated speeds, adaptive what ranks measure while they train, and local lets each rank
-    train alone for a while.
+    train alone for a while. Without --nodes, every run takes all nodes that can be used.
 
     Runs are ordinary jobs of a sweep. Ctrl-C detaches, and the experiment continues; so it does if the agent is killed.
     """

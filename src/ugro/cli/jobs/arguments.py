@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import shlex
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import click
 
 from ugro.cli import candidates
+from ugro.cli.meant import option_meant
 from ugro.cli.session import Session
+from ugro.core.errors import UsageError
+from ugro.core.support.script_options import Knows, knows
 
 RECIPE_FLAGS = ("--model", "--dataset", "--recipe")
+_MOST_SOURCE_BYTES = 1 << 20
+_UNKNOWN_SOURCE = "?"  # no Python: it may know anything
 
 
 class LaunchCommand(click.Command):
@@ -31,7 +39,10 @@ class LaunchCommand(click.Command):
         ctx.meta["has_recipe"] = has_recipe
         ctx.meta["script"], ctx.meta["args"] = script, [*words, *args[at + 1 :]]
         ctx.meta["ours"] = list(ours)  # click uses the list up
-        return super().parse_args(ctx, ours)
+        left = super().parse_args(ctx, ours)
+        if script is not None and not ctx.resilient_parsing:
+            _look_at(ctx, script, words, [name for name in options if name not in RECIPE_FLAGS])
+        return left
 
     def collect_usage_pieces(self, ctx: click.Context) -> list[str]:
         return [*super().collect_usage_pieces(ctx), "[SCRIPT [ARGS]...]"]
@@ -45,6 +56,34 @@ class LaunchCommand(click.Command):
         return {
             name: not option.is_flag for option in options for name in (*option.opts, *option.secondary_opts)
         }
+
+
+def _look_at(ctx: click.Context, script: str, words: Sequence[str], options: Sequence[str]) -> None:
+    """Of the script's words, those that look like our own options, misspelt: a note, or UsageError if nobody has it."""
+    for word in words:
+        name = word.partition("=")[0]
+        if not name.startswith("--") or (meant := option_meant(name, options)) is None:
+            continue
+        found = knows(_source(ctx, script), name)
+        if found is Knows.NO:
+            raise UsageError(
+                f"{name} is no option of {script}, and none of {ctx.command_path}: did you mean {meant}?",
+                hint=f"if the script takes it all the same, put it behind a --: "
+                f"{ctx.command_path} {shlex.quote(script)} -- {shlex.quote(word)}",
+            )
+        session = ctx.find_object(Session)
+        if found is Knows.MAYBE and session is not None:
+            session.output.note(f"note: {name} is passed to {script}; if you meant ugro's own option: {meant}")
+
+
+def _source(ctx: click.Context, script: str) -> str:
+    """The text of the script; what is no Python, as far as can be seen here, says nothing."""
+    folder = ctx.params.get("workdir") or "."
+    try:
+        path = Path(os.path.expanduser(folder), os.path.expanduser(script))
+        return path.read_text() if path.stat().st_size <= _MOST_SOURCE_BYTES else _UNKNOWN_SOURCE
+    except (OSError, ValueError):
+        return _UNKNOWN_SOURCE
 
 
 def names_recipe(words: Sequence[str], options: dict[str, bool]) -> bool:

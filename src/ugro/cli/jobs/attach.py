@@ -8,9 +8,12 @@ from ugro.cli.jobs.result_summary import show_results
 from ugro.cli.output import Output
 from ugro.client.client import Client
 from ugro.client.job_logs import LogPiece
+from ugro.core.event import PUT_BACK
 from ugro.core.job import Job, JobState
 
 _SHOWN_RANK = 0
+_WAITING = (JobState.QUEUED, JobState.STARTING)
+_BEFORE_IT_RUNS = (*_WAITING, JobState.RECOVERING)
 
 
 def attach(output: Output, client: Client, job: Job) -> int:
@@ -43,14 +46,23 @@ def _show_state(output: Output, client: Client, before: Job, job: Job) -> None:
     if job.attempt > before.attempt and job.attempt > 1:
         outcome = client.jobs.details(job.id).attempts[job.attempt - 2].outcome
         output.note(f"job {job.id} is in attempt {job.attempt}: {outcome}")
-    if job.state in (JobState.QUEUED, JobState.STARTING):
+    if job.state in _WAITING:
         output.progress(f"job {job.id} {'waits' if job.state is JobState.QUEUED else 'starts'}: {job.reason}")
         return
     output.end_progress()
+    if job.state is not JobState.RECOVERING and (before.attempt < job.attempt or before.state in _BEFORE_IT_RUNS):
+        _show_files_put_back(output, client, job)
     if job.state is JobState.RECOVERING:
         output.progress(sentence(job))
     elif job.state is JobState.UNREACHABLE:
         output.note(sentence(job))
+
+
+def _show_files_put_back(output: Output, client: Client, job: Job) -> None:
+    if job.attempt > 1 or job.spec.earlier is not None:
+        for event in client.jobs.events(job=str(job.id)):
+            if event.kind == PUT_BACK and event.attempt == job.attempt:
+                output.note(event.text)
 
 
 def _show_failure(output: Output, client: Client, job: Job) -> None:

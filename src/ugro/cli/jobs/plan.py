@@ -11,6 +11,7 @@ import click
 
 from ugro.cli.jobs.arguments import LaunchCommand
 from ugro.cli.jobs.options import job_options
+from ugro.cli.node_number import NodeNumber
 from ugro.cli.session import Session, json_option, pass_session
 from ugro.core.errors import Interrupted, UsageError
 from ugro.core.planning import (
@@ -42,7 +43,12 @@ _NOT_OF_A_LAUNCH = {
 @click.command(cls=LaunchCommand)
 @click.option("-f", "--file", type=click.Path(path_type=Path), help="A job file (see docs/jobs.md).")
 @job_options(without=("nodes",), submits=False)
-@click.option("--nodes", type=click.IntRange(1, MOST_NODES), help="The most nodes to consider. Default: 10.")
+@click.option(
+    "--nodes",
+    type=NodeNumber(MOST_NODES, everything=MOST_NODES),
+    metavar="N|all",
+    help="The most nodes to consider. Default, and at most: 10.",
+)
 @click.option("--fresh", is_flag=True, help="Measure again what is known.")
 @click.option("--seconds", type=click.IntRange(1, 600), default=30, show_default=True, help="Longest trial of a node.")
 @click.option("--all", "is_all", is_flag=True, help="Show all sets of nodes.")

@@ -31,6 +31,8 @@ def apply_recipe(ctx: click.Context, session: Session, file: Path | None, fields
         session.output.note(note)
     made = dict(found.fields)
     ctx.meta["script"], ctx.meta["args"] = made.pop("script"), made.pop("args")
+    if fields.get("metric", "") is None and fields["goal"] in (None, "minimize"):  # of a sweep
+        fields["metric"] = found.metric
     fields |= made
 
 

@@ -25,6 +25,7 @@ from ugro.client.client import Client
 from ugro.core.errors import UsageError
 from ugro.core.job import Job, JobSpec, Launcher
 from ugro.core.planning import MOST_NODES
+from ugro.core.support.own_script import Words, own_script
 
 _ONE_PROCESS = ("nodes", "launcher", "balance", "train_sync")  # options that a single process has no use for
 
@@ -89,18 +90,21 @@ def launch(
 @click.command()
 @click.argument("job", default="last", shell_complete=candidates.jobs)
 @click.option("--exact", is_flag=True, help="Fail unless the job's code is still stored; report other changes since.")
+@click.option("--no-put-back", is_flag=True, help="Begin without the files that the job made.")
 @click.option("--detach", "-d", is_flag=True, help="Do not wait for the job.")
 @json_option
 @pass_session
-def retry(session: Session, job: str, exact: bool, detach: bool) -> int:
+def retry(session: Session, job: str, exact: bool, no_put_back: bool, detach: bool) -> int:
     """Run an ended job again.
 
-    Submits a new job with the settings of JOB (default: the last job).
+    Submits a new job with the settings of JOB (default: the last job). If JOB did not succeed, the files that it made
+    in its working directory are put back, so that a training goes on at its snapshot.
     """
     under_way = Submitting(session.output)
     try:
         client = under_way.client = session.client(uses_nodes=True)
-        found = under_way.job = client.jobs.retry(job, exact=exact, key=under_way.key)
+        put_back = False if no_put_back else None
+        found = under_way.job = client.jobs.retry(job, exact=exact, put_back=put_back, key=under_way.key)
         return _submitted(session, client, found, detach=detach)
     except KeyboardInterrupt:
         raise under_way.interrupted() from None
@@ -116,17 +120,19 @@ def _submit(
         raise UsageError("--max-nodes is for --nodes best", hint=f"without a plan: --nodes 1..{most}")
     if given.get("nodes") == BEST:
         given = best_nodes(session, file, given, most, force=force)
+    code = _code_folder(session, file, given)
+    check_input(session.output, given.get("command") or given.get("args") or ())
     if dry_run:
         return _dry_run(session, file, given, force=force)
-    check_input(session.output, given.get("command") or given.get("args") or ())
     under_way = Submitting(session.output)
     try:
         client = session.client(uses_nodes=True)
         session.output.progress("reading the code")
-        origin = origin_of(_folder(file, given))
+        origin = origin_of(code)
         read_folders(session.output, client, file, given)
         under_way.client = client
-        job = under_way.job = client.jobs.submit(file, fields=given, force=force, origin=origin, key=under_way.key)
+        job = under_way.job = client.jobs.submit(file, options=given, force=force, origin=origin, key=under_way.key)
+        _say_of_others(session, job.spec, given)
         return _submitted(session, client, job, detach=detach)
     except KeyboardInterrupt:
         raise under_way.interrupted() from None
@@ -137,17 +143,26 @@ def _dry_run(session: Session, file: Path | None, fields: dict[str, Any], *, for
 
     client = session.client(uses_nodes=True)
     read_folders(session.output, client, file, fields)
-    found = client.jobs.dry_run(file, fields=fields, force=force)
+    found = client.jobs.dry_run(file, options=fields, force=force)
     show_dry_run(session.output, found)
+    _say_of_others(session, found.spec, fields)
     _advise(session, client, found.spec, found.placement.node_names if found.placement else ())
     return 0
 
 
-def _folder(file: Path | None, fields: dict[str, Any]) -> Path:
-    """The folder of the code that is sent, as far as the command line says."""
+def _code_folder(session: Session, file: Path | None, fields: dict[str, Any]) -> Path:
+    """The folder of the code that is sent, as far as the command line says. Says so if it is not the current one."""
     if fields.get("workdir"):
         return Path(os.path.expanduser(fields["workdir"]))
-    return file.parent if file is not None else Path()
+    if file is not None or fields.get("cwd") or fields.get("sync") is False:
+        return file.parent if file is not None else Path()
+    named = fields.get("command") or (fields["script"], *(fields.get("args") or ()))
+    words = Words(tuple(named), is_command="command" in fields)
+    found = own_script(os.getcwd(), words) if words.names_elsewhere else None
+    if found is None or found.folder == os.getcwd():
+        return Path()
+    session.output.note(f"note: the code is {found.folder}, the folder of {named[words.at or 0]}; not this one")
+    return Path(found.folder)
 
 
 def _submitted(session: Session, client: Client, job: Job, *, detach: bool) -> int:
@@ -163,6 +178,16 @@ def _submitted(session: Session, client: Client, job: Job, *, detach: bool) -> i
         output.note(f"job {job.id} {job.spec.name} is {job.state}; follow it: ugro logs {job.id} -f")
         return 0
     return attach(output, client, job)
+
+
+def _say_of_others(session: Session, spec: JobSpec, given: dict[str, Any]) -> None:
+    """Says that a script uses one of several nodes, if nobody has asked for one."""
+    wanted = spec.resources
+    is_asked = "nodes" in given or wanted.only or wanted.labels or wanted.any_of
+    if spec.launcher is not Launcher.COMMAND and wanted.max_nodes == 1 and session.nodes > 1 and not is_asked:
+        session.output.note(f"note: 1 of {session.nodes} nodes; all: --nodes all")
+    if given.get("nodes") == "all" and wanted.max_nodes < session.nodes:
+        session.output.note(f"note: {wanted.max_nodes} of {session.nodes} nodes can take it; see: ugro health")
 
 
 def _advise(session: Session, client: Client, spec: JobSpec, nodes: Sequence[str], before: int | None = None) -> None:

@@ -16,7 +16,7 @@ from ugro.cli.serve.load import Bounds, Load, Outcome, Target, request_bytes
 from ugro.cli.session import Session, json_option, pass_session
 from ugro.client.client import Client
 from ugro.core.errors import NotAllowed, UgroError
-from ugro.core.service import ENGINE_COMMAND, ENGINE_RAY_SERVE, ServiceReport
+from ugro.core.service import ENGINE_COMMAND, ServiceReport
 from ugro.core.support.quantity import format_duration
 
 KEY_VARIABLE = "UGRO_SERVICE_KEY"
@@ -47,7 +47,7 @@ def bench(
 ) -> int:
     """Load a service, and print throughput and latencies.
 
-    Sends chat requests to a model, and GET to a command or an application. A key is taken from $UGRO_SERVICE_KEY.
+    Sends chat requests to a model, and GET to a command. A key is taken from $UGRO_SERVICE_KEY.
     """
     client, output = session.client(), session.output
     before = client.services.get(name)
@@ -95,7 +95,7 @@ def _target(client: Client, found: ServiceReport, request: bytes, stack: ExitSta
 
 def _request(found: ServiceReport, what: dict[str, str | int | None]) -> bytes:
     host, key = found.url.partition("://")[2], os.environ.get(KEY_VARIABLE)
-    path = what["url_path"] or ("/" if found.engine in (ENGINE_COMMAND, ENGINE_RAY_SERVE) else None)
+    path = what["url_path"] or ("/" if found.engine == ENGINE_COMMAND else None)
     if path is not None:
         return request_bytes("GET", str(path), host, key=key)
     messages = [{"role": "user", "content": what["prompt"]}]

@@ -56,7 +56,7 @@ def start(
     """
     output = session.output
     wish = wish_of(ctx, model, given)
-    if file is None and model is None and "command" not in wish.fields and "application" not in wish.options:
+    if file is None and model is None and "command" not in wish.fields:
         raise UsageError("there is nothing to serve", hint=_EXAMPLE)
     client = session.client(uses_nodes=True)
     output.progress("looking at the model and the nodes")
@@ -178,7 +178,7 @@ def update(ctx: click.Context, session: Session, /, name: str, model: str | None
     if promotes or undoes:
         found = client.services.decide(name, promotes=promotes)
     else:
-        if model is None and "command" not in wish.fields and "application" not in wish.options:
+        if model is None and "command" not in wish.fields:
             raise UsageError("there is nothing new to serve", hint=f"ugro serve update {name} JOB, or: -- CMD")
         output.progress("looking at the model")
         found = client.services.update(name, wish, canary=share)

@@ -18,8 +18,6 @@ F = TypeVar("F", bound=Callable[..., Any])
 # Option → key of a service file.
 _KEYS = {
     "engine": "engine",
-    "application": "application",
-    "ray_cluster": "cluster",
     "path": "path",
     "replicas": "replicas",
     "port": "port",
@@ -35,7 +33,7 @@ _KEYS = {
 }
 # Options of jobs that services have no use for.
 _NOT_OURS = (
-    *("launcher", "balance", "train_sync", "nodes", "time_limit", "after", "after_any", "retries"),
+    *("launcher", "balance", "train_sync", "nan", "nodes", "time_limit", "after", "after_any", "retries"),
     *("retry_on", "never_retry_on"),
     *("checkpoint_dir", "checkpoint_every", "lost_after", "on_lost", "output", "result_checkpoints", "result_limit"),
     *("result_workdir", "result_workdir_limit", "job_seed", "cache_input", "cache"),
@@ -65,8 +63,7 @@ def what_to_run(*, has_name: bool) -> Callable[[F], F]:
     """Options that also an update has. ``has_name``: a name is an argument already."""
     left_out = (*_NOT_OURS, "notify", *(["name"] if has_name else []))
     options = [
-        click.option("--engine", metavar="NAME", help="ugro, vllm, sglang, llama.cpp or tgi for a model; ray-serve."),
-        click.option("--application", metavar="MODULE:NAME", help="Of ray-serve, in the working directory."),
+        click.option("--engine", metavar="NAME", help="ugro, vllm, sglang, llama.cpp or tgi for a model."),
         click.option("--path", metavar="DIR", help="Where the model is in the job's results. Default: found."),
         job_options(without=left_out, submits=False),
     ]
@@ -81,7 +78,6 @@ def what_to_run(*, has_name: bool) -> Callable[[F], F]:
 
 def how_to_serve(command: F) -> F:
     options = [
-        click.option("--ray-cluster", metavar="NAME", help="Of ray-serve. Default: one that ends with the service."),
         click.option("--replicas", metavar="all|N|N..M", help="How many; a range follows the load. Default: 1."),
         click.option("--port", metavar="N", help="The port at which the service answers. Default: 8000."),
         click.option("--bind", metavar="ADDRESS", help="The address at which it answers. Default: 127.0.0.1."),

@@ -78,7 +78,7 @@ def live(output: Output, client: Client, found: ServiceReport) -> int:
         for seen in client.services.watch(found.name):
             found = seen
             rows = output.table_lines(_REPLICAS, [_replica(one) for one in found.replicas], spare=("REASON",))
-            output.progress(*headlines(found), *rows)
+            output.progress(*headlines(found), table=rows)
     except KeyboardInterrupt:
         pass
     output.end_progress()

@@ -22,6 +22,7 @@ _STYLES: dict[TrialState, Style] = {
     TrialState.CANCELLED: "warn",
     TrialState.STOPPED: "warn",
 }
+_SWEEP_STYLES: dict[SweepState, Style] = {SweepState.DONE: "good", SweepState.FAILED: "bad"}
 _BAR = 30
 _LIVE_ROWS = 12
 
@@ -49,7 +50,7 @@ def follow(output: Output, client: Client, found: SweepReport) -> int:
     try:
         for seen in client.sweeps.watch(found.id):
             found = seen
-            output.progress(*_live_lines(output, found))
+            output.progress(*_headlines(found), table=output.table_lines(*_live_table(output, found)))
     except KeyboardInterrupt:
         stop = f"stop it: ugro sweep stop {found.name}"
         output.note(f"detached: sweep {found.name} continues; see: ugro sweep status {found.name} · {stop}")
@@ -71,7 +72,7 @@ def summary_row(found: SweepReport) -> list[Cell]:
     trials = f"{ended}/{found.total}" if found.total is not None else str(ended)
     return [
         Cell(found.name, "id"),
-        Cell(found.state, "good" if found.state is SweepState.DONE else ""),
+        Cell(found.state, _SWEEP_STYLES.get(found.state, "")),
         Cell(trials, is_number=True),
         Cell(found.metric or ""),
         Cell(_number(best.best if best else None), is_number=True),
@@ -87,15 +88,15 @@ def importance_table(output: Output, found: Sequence[Importance]) -> None:
     output.table(("PARAMETER", "IMPORTANCE", ""), rows)
 
 
-def _live_lines(output: Output, found: SweepReport) -> list[str]:
-    """The headlines, the best trials, and those that run."""
+def _live_table(output: Output, found: SweepReport) -> tuple[list[str], list[list[Cell]]]:
+    """The best trials, and those that run."""
     running = [trial for trial in found.trials if trial.state is TrialState.RUNNING]
     sign = -1 if found.goal == "maximize" else 1
     ended = [trial for trial in found.trials if not trial.is_open]
     ended.sort(key=lambda one: (one.best is None, sign * (one.best or 0.0)))
     room = max(2, min(_LIVE_ROWS, output.room - 4))
     shown = [*ended[: max(1, room - len(running))], *running][:room]
-    return [*_headlines(found), *output.table_lines(*_table(found, shown))]
+    return _table(found, shown)
 
 
 def _headlines(found: SweepReport) -> list[str]:

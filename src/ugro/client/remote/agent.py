@@ -5,7 +5,6 @@ Paths are those of this machine: code, folders and job files are read here and s
 
 from __future__ import annotations
 
-import json
 import re
 import socket
 from collections.abc import Iterator, Mapping
@@ -23,6 +22,7 @@ from ugro.core.agent import AgentStatus
 from ugro.core.errors import NotAllowed, UgroError, Wanted, error_from_wire
 from ugro.core.support.codec import decode
 from ugro.core.support.state_dir import StateDir
+from ugro.remote import foreign
 
 if TYPE_CHECKING:
     from ugro.client.remote.banner import Banner
@@ -129,7 +129,7 @@ class RemoteAgent(Reach):
         for _ in range(_MOST_ASKED):
             try:
                 for line in self._lines(method, path, body, key, timeout_s):
-                    if _asks_for_variables(document := json.loads(line)):
+                    if _asks_for_variables(document := foreign.parsed(line, len(line))):
                         offer.expect_variables(document["needs"])
                     yield line
             except Wanted as wanted:
@@ -148,7 +148,7 @@ class RemoteAgent(Reach):
                 *whole, rest = (rest + piece).split(b"\n")
                 for line in whole:
                     if line.startswith(_WANTED):
-                        raise error_from_wire(json.loads(line)["error"])
+                        raise error_from_wire(foreign.parsed(line, len(line))["error"])
                     yield line + b"\n"
         finally:
             connection.close()

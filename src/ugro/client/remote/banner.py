@@ -11,6 +11,7 @@ from typing import Any
 
 import ugro
 from ugro.core.errors import NotAllowed, UgroError, error_from_wire
+from ugro.remote import foreign
 
 PROTOCOL = 1
 _MARK = b"UGRO-RELAY "
@@ -46,7 +47,7 @@ def find_banner(said: bytes) -> tuple[Banner | None, bytes]:
 
 def _parsed(line: bytes) -> Banner:
     try:
-        about = json.loads(line)
+        about = foreign.parsed(line)
         protocol, version = int(about["protocol"]), str(about["version"])[:_MOST_NAME]
         found = Banner(version, str(about["user"])[:_MOST_NAME], str(about["host"])[:_MOST_NAME])
     except (ValueError, KeyError, TypeError) as error:

@@ -12,18 +12,20 @@ import hashlib
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ugro.client.remote.trees import Trees
 from ugro.core.code import EXCLUDED
 from ugro.core.errors import NotAllowed, UgroError, Wanted
+from ugro.core.support.own_script import Words, is_script, own_script, place_of
 from ugro.core.support.state_dir import StateDir
 
 _MOST_TEXT = 1 << 20
 _WORDS = re.compile(r"[\s\"'=,:;()\[\]{}]+")
-_PAIR = re.compile(r"""([\w-]+)["']?\s*:\s*["']?([^\s"'#,{}\[\]]+)""")  # a key and its value, in a job file
+# A key and its value, in a job file.
+_PAIR = re.compile(r"""([\w-]{1,64})["']?\s{0,200}:\s{0,200}["']?([^\s"'#,{}\[\]]+)""")
 _COMMENT = re.compile(r"(?:^|(?<=\s))#.*", re.MULTILINE)
 _BESIDE_A_LOCK = "pyproject.toml"
 # In the environment of the command: the user says to send what a link leads to.
@@ -46,12 +48,16 @@ class Offer:
     _as_code: set[str] = field(default_factory=set)
     _as_folder: set[str] = field(default_factory=set)
     _variables: set[str] = field(default_factory=set)  # words that may name one
+    _scripts: set[str] = field(default_factory=set)  # words that name the script of a job
 
     def __post_init__(self) -> None:
         self._variables |= {str(name) for one in _maps(self.body) for name in _keys(one.get("env"))} - self.made
         for key, text in _strings(self.body):
             if text not in self.made:
                 self._note(key, text)
+        for one in _maps(self.body):
+            if isinstance(command := one.get("command"), list) and command and (at := place_of(command)) is not None:
+                self._scripts.add(str(command[at]))
 
     def _note(self, key: str, text: str) -> None:
         """What a text of the command names."""
@@ -60,6 +66,8 @@ class Offer:
             self._note_variables(text)
         if key == "workdir":
             self._as_code.add(text)
+        if key == "script":
+            self._scripts.add(text)
         if key == "text":
             self._note_pairs(text)
         if key == "folder":
@@ -72,8 +80,11 @@ class Offer:
 
     def provide(self, wanted: Wanted) -> None:
         """Raises why it cannot be sent."""
-        path = self._named(wanted)
         item: dict[str, Any] = {"what": wanted.what, "path": wanted.path}
+        if wanted.what == "script":
+            self.send(item | self._script(wanted.params))
+            return
+        path = self._named(wanted)
         try:
             item["value"] = self._value(wanted, path)
         except OSError as error:
@@ -87,6 +98,30 @@ class Offer:
                 shown = name[:100]
                 text = f"the master asks for the variable {shown!r}, which this command does not name: it is not sent"
                 raise NotAllowed(text, hint=f"if you mean it, name it: -e {shown}, or where it is used: --index-url")
+
+    def _script(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Where the script of a job is; from now on its folder may be asked for as code."""
+        here, flags = str(params.get("here")), ("is_command", "is_workdir_given", "follows_links")
+        words = Words(tuple(map(str, params.get("argv") or [""])), *(params.get(name) is True for name in flags))
+        at = words.at or 0
+        word = words.argv[at]
+        own = [one for one in words.argv[at + 1 :] if one in self._words]  # of others, nothing is said
+        words = replace(words, argv=(*words.argv[: at + 1], *own))
+        if word not in self._scripts or os.path.normpath(here) not in self._folders | self._workdirs:
+            raise _not_named(word)
+        try:
+            found = own_script(here, words)
+        except UgroError as error:
+            return {"problem": f"{error.message}; {error.hint}"}
+        if found is not None:
+            self._folders.add(os.path.normpath(found.folder))
+        return {"value": found and asdict(found)}
+
+    @property
+    def _workdirs(self) -> set[str]:
+        """Those that the command, or a file of it, names as the folder of the code."""
+        named = map(os.path.expanduser, self._as_code)
+        return {os.path.normpath(os.path.join(folder, one)) for one in named for folder in self._places}
 
     def _value(self, wanted: Wanted, path: str) -> Any:
         match wanted.what:
@@ -118,8 +153,11 @@ class Offer:
 
     def _note_pairs(self, text: str) -> None:
         """Of the file of a job or a service."""
-        pairs = _PAIR.findall(_COMMENT.sub("", text))
+        text = _COMMENT.sub("", text)
+        pairs = _PAIR.findall(text)
         self._as_code |= {value for name, value in pairs if name == "workdir"}
+        self._scripts |= {value for name, value in pairs if name == "script"}
+        self._scripts |= {word for word in _WORDS.split(text) if is_script(word)}
         self._as_folder |= {value for _, value in pairs}
 
     def _note_variables(self, text: str) -> None:

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from ugro.config.document import Document, compose, read_document
+from ugro.config.document import Document, read_document
+from ugro.config.job.bounds import FILE_LIMITS, USE_A_FILE, why_too_large
 from ugro.config.job.options import Given, read_options
 from ugro.config.job.schema import JobSection
 from ugro.config.kinds import BadValueError, Environment
@@ -27,14 +28,14 @@ _EXAMPLE = "for example: script: train.py"
 Resolve = Callable[[str], int]  # from a job's name to its id; raises NotFound
 
 
-def draft_job(path: Path | None, *, fields: Mapping[str, object]) -> Draft:
-    """``fields`` are options, named as ``ugro.config.job.options`` says."""
-    given = read_options(fields)
+def draft_job(path: Path | None, *, fields: Mapping[str, object], as_options: bool = True) -> Draft:
+    """``fields`` are options or keys, named as ``ugro.config.job.options`` says."""
+    given = read_options(fields, as_options=as_options)
     return _draft(given, None, Document()) if path is None else _parsed(_text(path), path, given)
 
 
-def parse_job(text: str, path: Path, *, fields: Mapping[str, object]) -> Draft:
-    return _parsed(text, path, read_options(fields))
+def parse_job(text: str, path: Path, *, fields: Mapping[str, object], as_options: bool = True) -> Draft:
+    return _parsed(text, path, read_options(fields, as_options=as_options))
 
 
 def edited_job(text: str, given: Given) -> Draft:
@@ -62,6 +63,7 @@ class Draft:
     path: Path | None
     document: Document
     section: JobSection
+    script_folder: Path | None = None  # that of a script outside of the folder that would be sent
 
     @property
     def wanted_variables(self) -> tuple[str, ...]:
@@ -77,6 +79,8 @@ class Draft:
     @property
     def workdir(self) -> Path:
         """The directory here whose code the job runs. A relative path starts at the file, or where the command runs."""
+        if self.script_folder is not None:
+            return self.script_folder
         here = Path() if self.path is None or ("workdir",) in self.given.values else self.path.parent
         return here / (self.section.workdir or "")
 
@@ -115,7 +119,10 @@ class Draft:
             ok=self._ids(("after", "ok"), after.ok, resolve), any=self._ids(("after", "any"), after.any, resolve)
         )
         _refuse_problems(self.given, self.path, self.document)
-        return self.section.spec(variables, ids)
+        spec = self.section.spec(variables, ids)
+        if (found := why_too_large(spec)) is not None:
+            self.refuse((found[0],), found[1], USE_A_FILE)
+        return spec
 
     def _variables(self, env: Mapping[str, str]) -> dict[str, str]:
         found: dict[str, str] = {}
@@ -150,11 +157,21 @@ def _refuse_problems(given: Given, path: Path | None, document: Document) -> Non
     problems = document.problems
     first = next((problem for problem in problems if path is None or problem.key in given.names), None)
     if first is not None:
-        name = given.names.get(first.key, first.key)
-        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-        raise ConfigError(f"{name}: {first.message}{more}" if name else f"{first.message}{more}", hint=first.hint)
+        rest = [one for one in problems if one is not first]
+        more = f" (and {len(rest)} more)" if rest else ""
+        said, *others = (_said(one, given, path) for one in (first, *rest))
+        shown = [(text, one.hint) for text, one in zip(others, rest, strict=True)]
+        raise ConfigError(f"{said}{more}", hint=first.hint, others=shown)
     if problems:
         raise config_error(escaped(str(path)), problems)
+
+
+def _said(problem: Problem, given: Given, path: Path | None) -> str:
+    """Named by its option, or by its place in the file."""
+    name = given.names.get(problem.key, problem.key)
+    is_of_file = path is not None and problem.key not in given.names
+    place = f"{escaped(str(path))}:{problem.line}: " if is_of_file else ""
+    return f"{place}{name}: {problem.message}" if name else f"{place}{problem.message}"
 
 
 def _text(path: Path) -> str:
@@ -164,9 +181,7 @@ def _text(path: Path) -> str:
 
 
 def _document(text: str, file: str) -> Document:
-    if compose(text, file) is None:
-        raise ConfigError(f"{file}:1: the file is empty", hint=_EXAMPLE)
-    document = read_document(text, file)
+    document = read_document(text, file, FILE_LIMITS, example=_EXAMPLE)
     if not isinstance(document.tree, dict):
         message = f"expected a map of keys to values, got {shown(document.tree)}"
         raise config_error(file, [Problem(1, "", message, _EXAMPLE)])

@@ -7,11 +7,14 @@ import re
 import shlex
 from dataclasses import dataclass
 
-from ugro.config.kinds import BadValueError, Kind
+from ugro.config.job.bounds import MOST_BYTES, MOST_WORDS, USE_A_FILE
+from ugro.config.kinds import BadValueError, Kind, expect_at_most
 from ugro.config.names import SNIPPET, WORD, is_job_name, is_line
 from ugro.config.problems import nearest
 from ugro.config.yamltext import shown
 from ugro.core.failure import Cause
+from ugro.core.job import ALL_NODES
+from ugro.core.support.quantity import format_size
 
 MOST_NODES = 10_000
 _LARGEST_ID = 2**63 - 1
@@ -24,16 +27,21 @@ class Range:
     high: int
 
     def __str__(self) -> str:
+        if self.low == ALL_NODES:
+            return "all"
         return str(self.low) if self.low == self.high else f"{self.low}..{self.high}"
 
 
 class NodeCount(Kind):
-    expected = "a number of nodes such as 3, or a range such as 2..4"
-    metavar = "N|N..M"
+    expected = "a number of nodes such as 3, a range such as 2..4, or all"
+    metavar = "N|N..M|all"
+    choices = ("all",)
 
     def parse(self, value: object) -> Range:
         if isinstance(value, Range):
             return value
+        if isinstance(value, str) and value.strip() == "all":
+            return Range(ALL_NODES, ALL_NODES)
         if isinstance(value, bool) or not isinstance(value, int | str):
             raise self.refuse(value)
         text = str(value) if isinstance(value, str) or 0 < value <= MOST_NODES else ""
@@ -48,7 +56,7 @@ class NodeCount(Kind):
         return Range(low, high)
 
     def written(self, value: Range) -> object:
-        return value.low if value.low == value.high else str(value)
+        return value.low if value.low == value.high != ALL_NODES else str(value)
 
 
 def _node_count_hint(text: str) -> str | None:
@@ -100,6 +108,7 @@ class Command(Kind):
             return ("sh", "-c", SNIPPET.parse(value))
         if not isinstance(value, list | tuple):
             raise self.refuse(value)
+        expect_at_most(MOST_WORDS, value, "words")
         if not value:
             raise BadValueError("expected at least the program's name, got an empty list")
         words = _words(value)
@@ -116,11 +125,18 @@ class Arguments(Kind):
 
     def parse(self, value: object) -> tuple[str, ...]:
         if isinstance(value, list | tuple):
+            expect_at_most(MOST_WORDS, value, "words")
             return _words(value)
         if not isinstance(value, str):
             raise self.refuse(value)
+        if len(value) > MOST_BYTES:  # before its quotes are looked for
+            raise BadValueError(f"expected at most {format_size(MOST_BYTES)} of words", hint=USE_A_FILE)
         try:
-            return _words(shlex.split(value))
+            words = shlex.split(value)
+            expect_at_most(MOST_WORDS, words, "words")
+            return _words(words)
+        except BadValueError:
+            raise
         except ValueError as error:
             # It may hold a secret, so it is not shown.
             raise BadValueError("a quote in it is not closed", hint="close it, or write a list of words") from error

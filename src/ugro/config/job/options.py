@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from ugro.config.job.bounds import USE_A_FILE
 from ugro.config.job.kinds import FolderMap
 from ugro.config.job.schema import JobSection
 from ugro.config.kinds import BadValueError, Bool, Environment, ListOf, OrNull
@@ -18,6 +19,7 @@ from ugro.config.yamltext import flow, printable
 from ugro.core.errors import ConfigError
 
 POSITIONAL = ("script", "command", "args")
+_MOST_NAMED = 1_000
 _NAMED = {"env": "NAME=VALUE or NAME", "folder": "NAME=PATH"}
 
 
@@ -73,6 +75,7 @@ def _options(section: type[Section], base: KeyPath = ()) -> Iterator[Option]:
 
 
 OPTIONS = {option.name: option for option in _options(JobSection)}
+_BY_PATH = {option.path: option for option in OPTIONS.values()}
 
 
 @dataclass(slots=True)
@@ -92,22 +95,66 @@ class Given:
         return tree
 
 
-def read_options(fields: Mapping[str, object]) -> Given:
-    """None and a list without items count as not given, as for an option that was not used."""
+def read_options(fields: Mapping[str, object], *, as_options: bool = True) -> Given:
+    """``fields``: by the names of options, or by keys as a job file has them.
+
+    None and a list without items count as not given, as for an option that was not used. ``as_options``: errors name
+    options of a command, and else what was given.
+    """
     given = Given()
     for name, value in fields.items():
-        if name not in OPTIONS:
-            near = nearest(name, OPTIONS)
-            hint = f"did you mean {flag_of(near)}?" if near else f"the options are {', '.join(map(flag_of, OPTIONS))}"
-            raise ConfigError(f"{flag_of(name)}: unknown option", hint=hint)
-        if value is None or (isinstance(value, list | tuple) and not value):
-            continue
-        option = OPTIONS[name]
-        if isinstance(option.key.kind, Environment | FolderMap):
-            _add_named(given, option, value)
+        option, key = OPTIONS.get(name), JobSection.known_keys().get(name)
+        section = key.section if key is not None and not (as_options and option is not None) else None
+        if section is not None and isinstance(value, Mapping):
+            _add_section(given, section, (name,), value)
+        elif option is not None:
+            _add(given, option, value, option.flag if as_options else name)
+        elif key is not None:
+            _add_key(given, (name,), value)
         else:
-            given.add(option.path, _checked(option, value), option.flag)
+            raise _unknown(name, as_options=as_options)
     return given
+
+
+def _unknown(name: str, *, as_options: bool) -> ConfigError:
+    if as_options:
+        near = nearest(name, OPTIONS)
+        hint = f"did you mean {flag_of(near)}?" if near else f"the options are {', '.join(map(flag_of, OPTIONS))}"
+        return ConfigError(f"{flag_of(name)}: unknown option", hint=hint)
+    keys = JobSection.known_keys()
+    near = nearest(name, dict.fromkeys((*keys, *OPTIONS)))
+    return ConfigError(
+        f"{printable(name)}: unknown key", hint=f"did you mean {near}?" if near else f"the keys are {', '.join(keys)}"
+    )
+
+
+def _add_section(given: Given, section: type[Section], at: KeyPath, values: Mapping[object, object]) -> None:
+    if len(values) > _MOST_NAMED:
+        raise ConfigError(f"{dotted(at)}: expected at most {_MOST_NAMED} keys, got {len(values)}", hint=USE_A_FILE)
+    for name, value in values.items():
+        path = (*at, str(name))
+        key = section.known_keys().get(str(name))
+        if key is not None and key.section is not None and isinstance(value, Mapping):
+            _add_section(given, key.section, path, value)
+        else:
+            _add_key(given, path, value)
+
+
+def _add_key(given: Given, path: KeyPath, value: object) -> None:
+    """One of a job file, perhaps unknown, which is found when the whole is read."""
+    if (option := _BY_PATH.get(path)) is not None:
+        _add(given, option, value, dotted(path))
+    elif value is not None:
+        given.add(path, value, dotted(path))
+
+
+def _add(given: Given, option: Option, value: object, name: str) -> None:
+    if value is None or (isinstance(value, list | tuple) and not value):
+        return
+    if isinstance(option.key.kind, Environment | FolderMap):
+        _add_named(given, option, value, name)
+    else:
+        given.add(option.path, _checked(option, value, name), name)
 
 
 def _put(place: dict[str, object], keys: list[str], value: object) -> None:
@@ -123,7 +170,7 @@ def _put(place: dict[str, object], keys: list[str], value: object) -> None:
         _put(inner, rest, value)
 
 
-def _checked(option: Option, value: object) -> object:
+def _checked(option: Option, value: object, named: str) -> object:
     """The value as the file would have given it."""
     kind = option.key.kind
     if isinstance(value, str) and option.name not in POSITIONAL:
@@ -133,11 +180,12 @@ def _checked(option: Option, value: object) -> object:
     try:
         kind.parse(value)
     except BadValueError as error:
-        raise ConfigError(f"{option.flag}: {error.message}", hint=error.hint or _example(option)) from error
+        at = "".join(f"[{place!r}]" for place in error.at) if named != option.flag else ""
+        raise ConfigError(f"{named}{at}: {error.message}", hint=error.hint or _example(option, named)) from error
     return value
 
 
-def _add_named(given: Given, option: Option, value: object) -> None:
+def _add_named(given: Given, option: Option, value: object, named: str) -> None:
     """From a map, or from texts such as NAME=VALUE and NAME."""
     texts = [value] if isinstance(value, str) else value
     if isinstance(texts, list | tuple):
@@ -146,19 +194,25 @@ def _add_named(given: Given, option: Option, value: object) -> None:
         if len(pairs) != len(texts):
             value = None
     [(first, sample)] = option.key.example.items()
-    hint = f"for example: {option.flag} {first}={sample}"
+    is_option = named == option.flag
+    hint = f"for example: {named} {first}={sample}" if is_option else f"for example: {named}={{{first!r}: {sample!r}}}"
     if not isinstance(value, Mapping):
-        raise ConfigError(f"{option.flag}: expected {_NAMED[option.name]}", hint=hint)
+        expected = _NAMED[option.name] if is_option else option.key.kind.expected
+        raise ConfigError(f"{named}: expected {expected}", hint=hint)
+    if len(value) > _MOST_NAMED:
+        raise ConfigError(f"{named}: expected at most {_MOST_NAMED}, got {len(value)}", hint=USE_A_FILE)
     for name, text in value.items():
         try:
             option.key.kind.parse({name: text})
         except BadValueError as error:
-            raise ConfigError(f"{option.flag}: {error.message}", hint=hint) from error
-        given.add((*option.path, name), text, f"{option.flag} {name}")
+            raise ConfigError(f"{named}: {error.message}", hint=hint) from error
+        given.add((*option.path, name), text, f"{named} {name}" if is_option else f"{named}[{name!r}]")
 
 
-def _example(option: Option) -> str:
+def _example(option: Option, named: str) -> str:
     example = option.key.example
+    if named != option.flag:
+        return f"for example: {named}={example!r}"
     first = example[0] if isinstance(example, list | tuple) and example else example
     text = first if isinstance(first, str) else flow(first)
     return f"for example: {text}" if option.name in POSITIONAL else f"for example: {option.flag} {text}"

@@ -45,7 +45,8 @@ class AlternativeSection(Section):
     nodes: Range = key(
         Range(1, 1),
         NodeCount(),
-        "Number of nodes. With a range, the job takes as many as are free when it starts.",
+        "Number of nodes. With a range, the job takes as many as are free when it starts. `all` are those that can "
+        "take it when it is submitted, free or not.",
         example="2..4",
     )
     gpus_per_node: int | None = key(

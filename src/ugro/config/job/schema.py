@@ -36,6 +36,7 @@ from ugro.config.names import (
     is_path_inside,
     is_path_on_node,
     is_path_without_parent,
+    is_program,
 )
 from ugro.config.python_env import EnvironmentSection
 from ugro.config.section import Section, key, nested, section
@@ -44,13 +45,14 @@ from ugro.core.job import JobSpec, Launcher, OnLost
 from ugro.core.support.secret import is_secret
 from ugro.policy.balance.mode import Mode
 from ugro.policy.local.sync import SyncMode
+from ugro.policy.training.nan import OnNan
 
 PRIORITIES = {"urgent": 90, "normal": 50, "batch": 10}
 _OF_SCRIPTS = frozenset({Launcher.DDP, Launcher.TORCHRUN, Launcher.RAY})
 _LONG = Duration(365 * DAY_S)
 _CAUSES = ListOf("a list of causes such as [node_lost, cuda_oom]", FailureCause())
 _JOBS = ListOf("a list of ids and names such as [12, prepare]", JobReference())
-_SCRIPT = Text("a Python file such as train.py, without .. in its path", is_path_without_parent)
+_SCRIPT = Text("a Python file such as train.py", is_program)
 _CHECKPOINTS = Text("a directory such as checkpoints or /data/run1, without ..", is_path_without_parent, metavar="DIR")
 _NODE_PATH = Text("a directory on the node that begins with / or ~", is_path_on_node, metavar="DIR")
 _LOCAL_DIRECTORY = Text("a directory on this machine", is_line, expands_home=True, metavar="DIR")
@@ -100,6 +102,15 @@ class RetrySection(Section):
     )
     never_on: tuple[str, ...] = key(
         (), _CAUSES, "Never retry after these causes of failure.", example=["import_error"], option="never_retry_on"
+    )
+    put_back: bool = key(
+        job.Retry().puts_back,
+        Bool(),
+        "Put the files that an attempt made in its working directory back into that of the next one, and of `ugro "
+        "retry`, so that a script finds its snapshot. Of jobs that may have checkpoints, and not with a `cwd`.",
+        example=False,
+        option="put_back",
+        to="puts_back",
     )
 
     def check(self) -> None:
@@ -260,7 +271,15 @@ class JobSection(Section):
         "How often the ranks of `ugro.train` synchronise. `step` is in every step, `local` is local SGD: ranks take "
         "their own steps and average their models in rounds. It changes the training. Null leaves it to the script, "
         "whose default is step.",
-        example="local",
+        example="step",
+    )
+    nan: str | None = key(
+        None,
+        Choice(str(choice) for choice in OnNan),
+        "What `ugro.train` does when a loss or gradients are not finite. `stop` ends the job with an error before a "
+        "checkpoint is written, `skip` leaves the update out on all ranks, `ignore` only says it. Null leaves it to "
+        "the script, whose default is stop.",
+        example="skip",
     )
     env: dict[str, str | None] = key(
         {},
@@ -280,7 +299,7 @@ class JobSection(Section):
         None,
         _LOCAL_DIRECTORY,
         "Local directory whose code is sent to the nodes. A relative path starts at the job file. Null is the "
-        "directory of the job file, or the current one.",
+        "directory of the job file, or the current one; for a script of this machine outside of it, the script's own.",
         example="~/project",
     )
     cwd: str | None = key(
@@ -384,6 +403,9 @@ class JobSection(Section):
         if self.elastic.min_ranks is not None and (self.script is None or self.launcher not in (None, Launcher.DDP)):
             hint = "it is for a script that uses ugro.train, started by ddp"
             raise BadValueError("only a training can go on with fewer ranks", hint=hint, at=("elastic", "min_ranks"))
+        if self.elastic.min_ranks is not None and self.train_sync == SyncMode.LOCAL:
+            hint = "leave out elastic.min_ranks (--min-ranks), or train_sync"
+            raise BadValueError("an elastic job cannot train with local SGD", hint=hint, at=("train_sync",))
 
     def _check_command(self) -> None:
         if self.command is None:
@@ -401,7 +423,7 @@ class JobSection(Section):
             **{("resources", "any_of", index): way for index, way in enumerate(self.resources.any_of)},
         }
         for place, way in ways.items():
-            if way.nodes.low > 1:
+            if way.nodes.low != 1:
                 message = f"a command runs on one node, got {way.nodes}"
                 raise BadValueError(message, hint="a script runs on several", at=(*place, "nodes"))
 

@@ -10,11 +10,10 @@ from dataclasses import dataclass
 
 from ugro.core.errors import UsageError
 
-_USER = r"(?:(.+)@)?"
-_FORMS = (
-    re.compile(_USER + r"\[([^\[\]@]+)\](?::([0-9]{1,5}))?"),
-    re.compile(_USER + r"([^:\[\]@]+)(?::([0-9]{1,5}))?"),
-    re.compile(_USER + r"([0-9A-Fa-f:.]+(?:%\w+)?)()"),
+_PLACES = (
+    re.compile(r"\[([^\[\]@]+)\](?::([0-9]{1,5}))?"),
+    re.compile(r"([^:\[\]@]+)(?::([0-9]{1,5}))?"),
+    re.compile(r"([0-9A-Fa-f:.]+(?:%\w+)?)()"),
 )
 
 
@@ -26,7 +25,9 @@ class Destination:
 
     @classmethod
     def parse(cls, word: str) -> Destination:
-        found = next((match for form in _FORMS if (match := form.fullmatch(word))), None)
-        if found is None or (found[3] and not 1 <= int(found[3]) <= 65535):
+        user, at, place = word.rpartition("@")
+        found = next((match for form in _PLACES if (match := form.fullmatch(place))), None)
+        is_user = not at or (user and "\n" not in user)
+        if found is None or not is_user or (found[2] and not 1 <= int(found[2]) <= 65535):
             raise UsageError(f"{word!r} is not a host", hint="give NAME, USER@HOST or USER@HOST:PORT")
-        return cls(found[2], found[1], int(found[3]) if found[3] else None)
+        return cls(found[1], user or None, int(found[2]) if found[2] else None)

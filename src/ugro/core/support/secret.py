@@ -56,7 +56,9 @@ def without_passwords(text: str, hidden: str = HIDDEN) -> str:
 
 def without_userinfo(address: str) -> str:
     """The same address without a user's name and password."""
-    return re.sub(r"(?<=://)[^/@\s]*(?:/[^@\s]*)?@(?=[^@]*$)", "", address, count=1) if "@" in address else address
+    before, at, place = address.rpartition("@")
+    scheme, sign, login = before.partition("://")
+    return f"{scheme}://{place}" if at and sign and len(login.split()) <= 1 else address
 
 
 def shown(name: str, value: str) -> str:

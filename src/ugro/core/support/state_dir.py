@@ -95,6 +95,11 @@ class StateDir:
         return self.path / "store.yaml"
 
     @property
+    def reserve(self) -> Path:
+        """Space that is kept for the state."""
+        return self.path / "reserve"
+
+    @property
     def backups(self) -> Path:
         """Copies of the state that the agent makes."""
         return self.path / "backups"

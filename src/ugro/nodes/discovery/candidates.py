@@ -6,7 +6,6 @@ the account that is logged in to (unless the user allows that), or fill the memo
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -17,6 +16,7 @@ from ugro.config.yamltext import shown
 from ugro.core.discovery import Candidate
 from ugro.core.node import NodeSpec
 from ugro.nodes.discovery.source import Offer, Source
+from ugro.remote.globs import Glob
 
 MOST_OFFERS = 1000
 _MOST_LABELS = 16
@@ -31,7 +31,7 @@ class Rules:
     user: str | None = None
 
     def admit(self, name: str) -> bool:
-        return not self.match or any(fnmatch.fnmatchcase(name, pattern) for pattern in self.match)
+        return not self.match or any(Glob(pattern).fits(name) for pattern in self.match)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import os
 import signal
 from collections.abc import AsyncGenerator, Mapping
@@ -13,6 +12,7 @@ from pathlib import Path
 
 from ugro.core.support.inherited import inherited
 from ugro.nodes.discovery.source import Offer, Offers, SourceDown
+from ugro.remote import foreign
 
 _MOST_BYTES = 4 * 1024 * 1024
 _SHAPE = 'it must print a list such as ["gpu1", {"name": "gpu2", "host": "10.0.0.2"}], or a map of names'
@@ -74,8 +74,8 @@ class CommandSource:
 def offers_in(text: bytes) -> Offers:
     """Raises SourceDown for what is no inventory; single machines are checked later."""
     try:
-        tree = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        tree = foreign.parsed(text, _MOST_BYTES)
+    except ValueError as error:
         raise SourceDown("its output is not JSON", hint=_SHAPE) from error
     if isinstance(tree, list):
         return [_offer(one) for one in tree]

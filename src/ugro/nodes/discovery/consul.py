@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import http.client
 import io
-import json
 import os
 import socket
 import ssl
@@ -20,6 +19,7 @@ from urllib.parse import quote, urlencode, urlsplit
 
 import ugro
 from ugro.nodes.discovery.source import Offer, Offers, SourceDown
+from ugro.remote import foreign
 
 _WAIT_S = 60
 _MOST_BYTES = 16 * 1024 * 1024
@@ -151,8 +151,8 @@ def _parsed(content: bytes) -> tuple[int, http.client.HTTPMessage, bytes]:
 def offers_in(body: bytes) -> Offers:
     """The answer of ``/v1/health/service``. An instance without an address has that of its node."""
     try:
-        tree = json.loads(body)
-    except (ValueError, RecursionError) as error:
+        tree = foreign.parsed(body, _MOST_BYTES)
+    except ValueError as error:
         raise SourceDown("Consul's answer is not JSON") from error
     if not isinstance(tree, list):
         raise SourceDown("Consul's answer is not a list of instances")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import fnmatch
 import glob
 import shlex
 from collections.abc import AsyncGenerator, Iterator
@@ -14,6 +13,7 @@ from ugro.config.names import is_host
 from ugro.core.errors import UsageError
 from ugro.core.support.destination import Destination
 from ugro.nodes.discovery.source import Offer, Offers, SourceDown
+from ugro.remote.globs import Glob
 
 _MAX_INCLUDE_DEPTH = 8
 
@@ -41,8 +41,8 @@ class SshConfigSource:
             self.path.expanduser().open("rb").close()
         except OSError as error:
             raise SourceDown(f"{self.path} cannot be read: {(error.strerror or 'unknown').lower()}") from error
-        hosts = ssh_config_hosts(self.path)
-        return [Offer(host) for host in hosts if fnmatch.fnmatchcase(host, self.pattern)]
+        pattern = Glob(self.pattern)
+        return [Offer(host) for host in ssh_config_hosts(self.path) if pattern.fits(host)]
 
 
 def ssh_config_hosts(path: Path) -> list[str]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import threading
 from collections.abc import AsyncGenerator, Callable
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ugro.nodes.discovery.candidates import MOST_OFFERS
 from ugro.nodes.discovery.source import Offer, Offers, SourceDown
+from ugro.remote import foreign
 
 if TYPE_CHECKING:
     from kazoo.client import KazooClient
@@ -122,8 +122,8 @@ def offer_of(child: str, content: bytes) -> Offer:
 
 def _parsed(content: bytes) -> Any:
     try:
-        return json.loads(content) if len(content) <= _MOST_BYTES else None
-    except (ValueError, RecursionError):
+        return foreign.parsed(content, _MOST_BYTES)
+    except ValueError:
         return None
 
 

@@ -137,6 +137,7 @@ def document(wish: Wish, abilities: Abilities, job: Mapping[str, Any]) -> dict[s
         "parameters": {name: {"values": value} for name, value in zip(_PARAMETERS, values, strict=True)},
         "ugro": {
             "max_parallel": 1,
+            "nodes": "all",  # on one node there would be nothing to compare
             **job,
             "options": {"model": models, "variant": {one.label: dict(one.options) for one in made}},
         },
@@ -233,7 +234,7 @@ def _expect_known(what: str, given: Sequence[str], known: Iterable[str]) -> None
         raise UsageError(f"no {what} is named", hint=f"there is: {', '.join(names)}")
     for one in given:
         if one not in names:
-            near = difflib.get_close_matches(one, names, n=1)
+            near = difflib.get_close_matches(one, names, n=1) if len(one) <= 100 else []
             hint = f"did you mean {near[0]}?" if near else f"there is: {', '.join(names)}"
             raise UsageError(f"unknown {what} {one!r:.60}", hint=hint)
 

@@ -81,6 +81,7 @@ class Balancer:
     plan: Plan = field(init=False)
     caps: list[int | None] = field(init=False)
     parts: list[float] = field(init=False)  # of an equal share, the most that each rank is to take; 1: no limit
+    estimated: list[bool] = field(init=False)  # which of the caps are, and not found out
     _fits: list[RankFit] = field(init=False)
     _watches: list[RankWatch] = field(init=False)
     _window: list[Observation] = field(init=False, default_factory=list)
@@ -91,6 +92,7 @@ class Balancer:
     def __post_init__(self) -> None:
         ranks = self.batch.ranks
         self.caps = [None] * ranks
+        self.estimated = [False] * ranks
         self.parts = [1.0] * ranks
         self._fits = [RankFit() for _ in range(ranks)]
         self._watches = [RankWatch() for _ in range(ranks)]
@@ -117,21 +119,27 @@ class Balancer:
             return None
         return None if self._is_ambiguous() else self._close_window()
 
-    def limit(self, caps: Sequence[int | None], parts: Sequence[float] = ()) -> Plan | None:
+    def limit(
+        self, caps: Sequence[int | None], parts: Sequence[float] = (), estimated: Sequence[bool] = ()
+    ) -> Plan | None:
         """Sets what each rank can hold at once and is to take at most; in every mode, that is obeyed immediately."""
+        self.estimated = list(estimated) or [False] * len(caps)
         if parts and list(parts) != self.parts:
             return self._take_parts(caps, parts)
         if list(caps) == self.caps:
             return None
         self.caps = list(caps)
         names = [
-            f"{self.batch.names[rank]} can hold {cap} samples"
+            f"{self.batch.names[rank]} {self._holds(rank)} {cap} samples"
             for rank, cap in enumerate(caps)
             if cap is not None and self.plan.shares[rank] > cap
         ]
         if not names:
             return None
         return self._adopt(self._best_shares(), "; ".join(names))
+
+    def _holds(self, rank: int) -> str:
+        return "has free memory for about" if self.estimated[rank] else "can hold"
 
     def _take_parts(self, caps: Sequence[int | None], parts: Sequence[float]) -> Plan | None:
         """On machines whose owners are there, ranks take little; when those are gone, what they can."""
@@ -182,7 +190,7 @@ class Balancer:
             "names": list(self.batch.names),
             "total": self.batch.total,
             "shares": list(self.plan.shares),
-            "caps": list(self.caps),
+            "caps": self._found_out(),
             "fits": [asdict(fit) for fit in self._fits],
         }
 
@@ -198,7 +206,7 @@ class Balancer:
 
     def known(self) -> dict[str, Any]:
         """What was learnt of each rank, by its name: it holds for a group with other members, too."""
-        ranks = zip(self.batch.names, self.caps, self._fits, strict=True)
+        ranks = zip(self.batch.names, self._found_out(), self._fits, strict=True)
         return {name: {"cap": cap, "fit": asdict(fit)} for name, cap, fit in ranks}
 
     def recall(self, known: Mapping[str, Any]) -> None:
@@ -210,6 +218,10 @@ class Balancer:
         if is_capped or (self.mode is Mode.ADAPTIVE and self.is_informed):
             self._adopt(self._best_shares(), "the ranks have changed")
 
+    def _found_out(self) -> list[int | None]:
+        """The caps that hold for another attempt; others are estimated again, from what is free then."""
+        return [None if guess else cap for cap, guess in zip(self.caps, self.estimated, strict=True)]
+
     # --- decisions ----------------------------------------------------------------------------------------------
 
     def _first_plan(self) -> Plan:
@@ -220,7 +232,9 @@ class Balancer:
             if batch.total < batch.least * batch.ranks:
                 self._best_shares()  # raises an error that says what is wrong
             reason = "balancing is off" if self.mode is Mode.OFF else "the speeds of the ranks are not known yet"
-            return self._planned(uniform(batch.total, batch.ranks), f"equal shares: {reason}")
+            is_rough = self.mode is Mode.ADAPTIVE and batch.granule > 1
+            shares = self._best_shares() if is_rough else uniform(batch.total, batch.ranks)
+            return self._planned(shares, f"equal shares: {reason}")
         return self._planned(self._best_shares(), "in proportion to the speeds of the hardware")
 
     def _watch(self, observation: Observation) -> dict[int, Shift]:

@@ -64,6 +64,21 @@ def split(costs: Sequence[Cost], total: int, bounds: Sequence[Bounds], granule: 
     return tuple(shares)
 
 
+_LEAST_GRANULES = 4  # in an equal share; with fewer, shares would be too far from what ranks can do
+_LARGEST_GRANULE = 8
+
+
+def granule_for_gpus(total: int, ranks: int) -> int:
+    """Returns 8, or for a smaller batch 4, 2 or 1.
+
+    A GPU computes multiples of 8 at full speed, and what is compiled for a size is used again if shares have few sizes.
+    """
+    granule = _LARGEST_GRANULE
+    while granule > 1 and total < granule * _LEAST_GRANULES * ranks:
+        granule //= 2
+    return granule
+
+
 def uniform(total: int, ranks: int) -> tuple[int, ...]:
     return tuple(total // ranks + (rank < total % ranks) for rank in range(ranks))
 

@@ -1,4 +1,4 @@
-"""Who belongs to the next group, when a rank was lost or one wants to join.
+"""Who belongs to the next group, when a rank was lost or one wants to join; and whether a job has enough ranks at all.
 
 Each rank that waits asks this with what it sees, and publishes the answer; the first one published holds for all.
 """
@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+
+from ugro.policy.wording import count_of
 
 GRACE_S = 1.0  # a process that lives answers within milliseconds, also while it computes
 
@@ -32,6 +34,14 @@ class Wait:
 @dataclass(frozen=True, slots=True)
 class TooFew:
     ranks: frozenset[int]  # that are left
+
+
+def lack_of_ranks(min_ranks: int | None, ranks: int) -> tuple[str, str] | None:
+    """Why a job with so many ranks must not start, and a hint; None if it may."""
+    if min_ranks is None or ranks >= min_ranks:
+        return None
+    hint = f"--min-ranks {ranks} at most, or more nodes: a rank is a GPU, or a node without GPUs"
+    return f"it would have {count_of(ranks, 'rank')}, fewer than its min_ranks {min_ranks}", hint
 
 
 def decide(forming: Forming) -> frozenset[int] | Wait | TooFew:

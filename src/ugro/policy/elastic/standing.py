@@ -21,6 +21,7 @@ Group = tuple[int, tuple[int, ...]]  # its number, and its ranks
 class RankState(StrEnum):
     RUNNING = "running"
     UNKNOWN = "unknown"  # its node cannot be reached: it may well go on
+    UNHEARD = "unheard"  # its node has not answered this agent yet
     DONE = "done"  # it ended with 0
     LOST = "lost"
 
@@ -83,7 +84,7 @@ def problem(view: ElasticView) -> str | None:
     if not lost or is_done(view):
         return None
     if not view.members:
-        if view.among(RankState.UNKNOWN):  # nodes that have not answered yet may know who trains
+        if view.among(RankState.UNKNOWN) or view.among(RankState.UNHEARD):  # their nodes may know who trains
             return None
         return f"{_told(lost)}, before the training had begun"
     left = [one for one in view.ranks if one.state is not RankState.LOST]
@@ -107,7 +108,9 @@ def rejoin(view: ElasticView) -> Rejoin | None:
 
 
 def described(view: ElasticView) -> str | None:
-    """What the event log and ``ugro why`` say while it runs; None: every rank trains."""
+    """What the event log and ``ugro why`` say while it runs; None: every rank trains, or not all is known yet."""
+    if view.among(RankState.UNHEARD):
+        return None
     apart = [one for one in view.ranks if view.members and one.rank not in view.members]
     lost = {one.rank: one for one in view.among(RankState.LOST)}
     if not apart and not lost:

@@ -16,7 +16,7 @@ _MAX_PARAMETERS = 200
 _MAX_LENGTH = 200
 _FLAG = re.compile(r"--?([A-Za-z][\w.-]*)(?:=(.*))?", re.DOTALL)
 _SETTING = re.compile(r"\+{0,2}([A-Za-z_][\w./-]*)=(.*)", re.DOTALL)
-_NUMBER = re.compile(r"-?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
+_NUMBER = re.compile(r"-?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?")
 _SEED = re.compile(r"(?:^|[._-])seed$", re.IGNORECASE)
 YES = "yes"
 

@@ -14,6 +14,7 @@ from ugro.core.errors import UsageError
 from ugro.core.experiment import Experiment
 from ugro.policy.experiments.columns import PARAMETER, Column, Value
 from ugro.policy.experiments.parameters import configuration, is_seed
+from ugro.remote import foreign
 
 _MAX_LABEL = 160
 BY_CONFIGURATION = "config"
@@ -168,7 +169,7 @@ def _written(line: Line, order: SortOrder, now: float) -> str:
 
 def _cursor(text: str, order: SortOrder) -> _Key:
     try:
-        value, number = json.loads(text)
+        value, number = foreign.parsed(text)
         if isinstance(value, float | int | str | None) and type(number) is int:
             return _key_of(value, number, order)
     except (ValueError, TypeError):

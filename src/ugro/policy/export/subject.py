@@ -143,7 +143,7 @@ class Subject:
         commit = f", git commit {origin.commit[:12]}" if origin and origin.commit else ""
         changed = " with changes that were not committed" if origin and origin.is_dirty else ""
         tree = f" (tree {self.spec.snapshot[:12]}{commit}{changed})" if self.spec.snapshot else ""
-        yield f"Code: UGRO sent the folder that the job was submitted from{tree}. It is not in this file."
+        yield f"Code: UGRO sent a folder with the job{tree}. It is not in this file."
         yield "  Put it on a file system that every node has under the same path."
 
     def _python(self) -> Iterator[str]:
@@ -170,7 +170,7 @@ def subject_of(job: Job, version: str) -> Subject:
     named = tuple(name for word in words for name in word.secrets)
     unseen = tuple(name for name, value in spec.env if value == HIDDEN)
     hidden = tuple(name for name, value in spec.env if name in unseen or is_secret(name, value))
-    modes = {"UGRO_BALANCE": spec.balance, "UGRO_SYNC": spec.train_sync, "UGRO_SEED": spec.seed}
+    modes = {"UGRO_BALANCE": spec.balance, "UGRO_SYNC": spec.train_sync, "UGRO_NAN": spec.nan, "UGRO_SEED": spec.seed}
     env = [(name, value) for name, value in spec.env if name not in hidden]
     env += [(name, str(value)) for name, value in modes.items() if value is not None]
     setup = spec.setup if spec.setup and masked_command([spec.setup], _SECRET) == [spec.setup] else None

@@ -31,6 +31,7 @@ class NodeRun:
     # cluster and the job is to be cancelled.
     is_gone: bool = False
     is_elsewhere: bool = False  # the node's name leads to another machine or folder by now: that one is not asked
+    is_removed: bool = False  # its node was taken out of the cluster
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +128,14 @@ def _out_of_reach(view: AttemptView) -> str:
     elsewhere = [run.node for run in view.runs if run.is_elsewhere]
     if elsewhere:
         return f"{_names(elsewhere)} leads to another machine or folder than when it started"
+    if removed := [run.node for run in view.runs if run.is_removed]:
+        return removal(removed)
     return f"{_names([run.node for run in view.runs if not run.is_reachable])} cannot be reached"
+
+
+def removal(nodes: list[str]) -> str:
+    """What is said of a job whose nodes were taken out of the cluster while it ran there."""
+    return f"{_names(nodes)} {'was' if len(nodes) == 1 else 'were'} removed from the cluster"
 
 
 def _going_on(view: AttemptView) -> Step | None:

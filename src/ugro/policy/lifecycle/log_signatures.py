@@ -24,6 +24,7 @@ class LastWords:
 @dataclass(frozen=True, slots=True)
 class _Sign:
     pattern: re.Pattern[str]
+    in_order: tuple[tuple[re.Pattern[str], re.Pattern[str]], ...]  # or the first of two, and later the second
     cause: str
     hint: str | None = None
     is_symptom: bool = False
@@ -46,7 +47,7 @@ def _found(signs: Sequence[_Sign], lines: Sequence[str]) -> LastWords | None:
         if _SAYS_NOTHING.search(line):
             continue
         for sign in signs:
-            if sign.pattern.search(line):
+            if sign.pattern.search(line) or any(_has(line, *two) for two in sign.in_order):
                 return LastWords(sign.cause, _shown(line), sign.hint, sign.is_symptom)
     return None
 
@@ -57,7 +58,7 @@ def _last_chain(lines: Sequence[str]) -> int:
     if not starts:
         return 0
     begin = starts.pop()
-    while starts and any(_LINK.search(line) for line in lines[starts[-1] : begin]):
+    while starts and any(_LINK.search(line) or _has(line, *_LINKED) for line in lines[starts[-1] : begin]):
         begin = starts.pop()
     return begin
 
@@ -67,7 +68,7 @@ def _exception(lines: Sequence[str]) -> str | None:
     starts = [number for number, line in enumerate(lines) if _TRACEBACK.match(line)]
     if starts:
         return next((line for line in lines[starts[-1] + 1 :] if line and not line[0].isspace()), None)
-    return next((line for line in reversed(lines) if _LOOKS_LIKE_AN_ERROR.search(line)), None)
+    return next((line for line in reversed(lines) if _LOOKS_LIKE_AN_ERROR.search(line) or _has(line, *_ASSERTED)), None)
 
 
 def _shown(line: str) -> str:
@@ -75,8 +76,22 @@ def _shown(line: str) -> str:
     return line if len(line) <= _LONGEST_LINE else f"{line[: _LONGEST_LINE - 1]}…"
 
 
+def _has(line: str, first: re.Pattern[str], second: re.Pattern[str]) -> bool:
+    """Whether both are there in this order; as one expression with .* it would take the square of the line's length."""
+    found = first.search(line)
+    return found is not None and second.search(line, found.end()) is not None
+
+
 def _sign(cause: str, pattern: str, hint: str | None = None, *, is_symptom: bool = False) -> _Sign:
-    return _Sign(re.compile(pattern, re.IGNORECASE), cause, hint, is_symptom)
+    """``pattern``: alternatives; ``first … second`` in one of them are both, in this order."""
+    either = [one.split(" … ") for one in pattern.split(" || ")]
+    plain = "|".join(one[0] for one in either if len(one) == 1)
+    in_order = tuple(_two(*one) for one in either if len(one) == 2)
+    return _Sign(re.compile(plain, re.IGNORECASE), in_order, cause, hint, is_symptom)
+
+
+def _two(first: str, second: str) -> tuple[re.Pattern[str], re.Pattern[str]]:
+    return re.compile(first, re.IGNORECASE), re.compile(second, re.IGNORECASE)
 
 
 # PyTorch puts the rank before each line of a traceback.
@@ -84,8 +99,10 @@ _RANK_PREFIX = re.compile(r"^\[rank\d+\]:\s?")
 # A traceback's frames show code, which may name any error, and NCCL logs at length what it could not use.
 _SAYS_NOTHING = re.compile(r'^    |^  File "|NCCL INFO')
 _TRACEBACK = re.compile(r"\s*(Original )?Traceback \(most recent call last\):")
-_LINK = re.compile(r"direct cause of the following exception|another exception occurred|Caught .* in DataLoader")
-_LOOKS_LIKE_AN_ERROR = re.compile(r"\b\w*(Error|Exception)\b\s*:|\berror:|assertion .* failed|^fatal\b", re.IGNORECASE)
+_LINK = re.compile(r"direct cause of the following exception|another exception occurred")
+_LINKED = _two("Caught ", " in DataLoader")
+_LOOKS_LIKE_AN_ERROR = re.compile(r"(Error|Exception)\b\s*:|\berror:|^fatal\b", re.IGNORECASE)
+_ASSERTED = _two("assertion ", " failed")
 
 _ROOTS = (
     _sign(
@@ -96,14 +113,14 @@ _ROOTS = (
     ),
     _sign(
         "oom",
-        r"out of shared memory|insufficient shared memory|unable to (write to file|mmap|open).*</torch_"
-        r"|DataLoader worker .*killed by signal: Bus error",
+        "out of shared memory || insufficient shared memory || unable to (write to file|mmap|open) … </torch_"
+        " || DataLoader worker … killed by signal: Bus error",
         "the loader's workers need more of /dev/shm: fewer of them, or a larger /dev/shm",
     ),
     _sign(
         "oom",
         r"\bMemoryError\b|Cannot allocate memory|can't allocate memory|std::bad_alloc"
-        r"|DataLoader worker .*killed by signal: Killed",
+        " || DataLoader worker … killed by signal: Killed",
         "the node ran out of memory: fewer loader workers, a smaller batch, or ask for memory",
     ),
     _sign("disk_full", r"No space left on device|Disk quota exceeded|\bENOSPC\b"),
@@ -117,8 +134,8 @@ _ROOTS = (
 _SYMPTOMS = (
     _sign(
         "nccl_timeout",
-        r"caught collective operation timeout|(NCCL|ProcessGroup|collective).*(timeout|timed out)"
-        r"|Timed out waiting \d+ ?ms for (send|recv) operation",
+        "caught collective operation timeout || (NCCL|ProcessGroup|collective) … (timeout|timed out)"
+        r" || Timed out waiting \d+ ?ms for (send|recv) operation",
         is_symptom=True,
     ),
     # "Connection refused" alone may be any service that the program talks to; reset and closed mean a peer that was
@@ -126,8 +143,8 @@ _SYMPTOMS = (
     _sign(
         "nccl_timeout",
         r"Connection (was )?(reset|closed) by (the )?(remote )?peer|ConnectionResetError|Broken ?pipe"
-        r"|(gloo|nccl|c10d|TCPStore|SocketImpl|ProcessGroup).*(refused|reset|closed|broken|failed to recv)"
-        r"|remote process (exited|exiting)|ncclRemoteError|recvValue failed|sendBytes failed|connectFullMesh failed",
+        r" || (gloo|nccl|c10d|TCPStore|SocketImpl|ProcessGroup) … (refused|reset|closed|broken|failed to recv)"
+        r" || remote process (exited|exiting)|ncclRemoteError|recvValue failed|sendBytes failed|connectFullMesh failed",
         is_symptom=True,
     ),
 )

@@ -147,11 +147,21 @@ def _nobody(suspects: Sequence[_Suspect], ends: Sequence[RankEnd]) -> Failure:
         return _named(first)
     reason = f"the ranks lost touch, rank {first.end.rank} on {node_of(first.end.node)} first: {first.words.line}"
     hint = "look at the network between the nodes: ugro doctor"
+    left = [f"rank {end.rank} on {node_of(end.node)}" for end in ends if _had_left(end, first.end)]
     silent = _silent(suspects, ends)
-    if silent:
+    if left:
+        reason += f"; {in_words(left)} had ended with 0 before, while the others still trained"
+        hint = "a rank leaves its loop earlier than the others: all ranks must do the same number of steps"
+    elif silent:
         reason += f"; {in_words(silent)} did not complain and may have hung"
         hint = "look at what the silent ones did last"
     return Failure(Cause.NCCL_TIMEOUT, reason, exit_code=_exit_code(first.end), line=first.words.line, hint=hint)
+
+
+def _had_left(end: RankEnd, first: RankEnd) -> bool:
+    if end.has_failed or end.was_stopped_by_us:
+        return False
+    return _is_before(end, first) if end.node == first.node else _our_time(end) < _our_time(first)
 
 
 def _silent(suspects: Sequence[_Suspect], ends: Sequence[RankEnd]) -> list[str]:

@@ -55,6 +55,7 @@ class SyncOptions(TypedDict, total=False):
     round_s: float | None
     max_staleness: int | None
     outer: str | None  # average or nesterov
+    nan: str | None  # stop, skip or ignore: of losses and gradients that are not finite
 
 
 def chosen(sync: Sync, options: SyncOptions) -> Sync:

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ugro.core.alert import Alert, Key, Severity
+from ugro.core.finding import Finding as DoctorFinding
+from ugro.core.finding import Grade
 from ugro.core.node import NodeReport, Status
 
 CLUSTER = ""  # the subject of an alert that is about all nodes
@@ -74,6 +76,14 @@ def findings(reports: Sequence[NodeReport], limits: Thresholds, looked_at: froze
     found = [finding for report in checked if not report.status.is_asleep for finding in _of_node(report, limits)]
     found += [finding for report in checked for finding in _of_power(report)]
     return [*found, *(_of_cluster(reports, limits) if CLUSTER in looked_at else ())]
+
+
+def own_disk(found: DoctorFinding | None) -> list[Finding]:
+    """``found``: what is wrong with the disk of the agent's state."""
+    if found is None:
+        return []
+    severity = Severity.CRITICAL if found.grade is Grade.FAILED else Severity.WARNING
+    return [Finding("agent-disk", CLUSTER, severity, f"{found.text}; {found.remedy}")]
 
 
 def slower(report: NodeReport, texts: Sequence[str]) -> list[Finding]:

@@ -6,8 +6,10 @@ It judges whether jobs could run there, not how the node is doing right now; tha
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
+from ugro.core.agent import StoodStill
 from ugro.core.finding import Finding, Grade
 from ugro.core.node import Facts, Gpu, LinkQuality, Machine
 from ugro.core.owner import OwnerReport
@@ -34,6 +36,44 @@ def judge_state(mode: SafeMode) -> Finding:
     text = mode.brief
     not_asked = f"; not asked yet: {mode.unasked}" if mode.not_asked else ""
     return Finding("agent", "state", Grade.FAILED, f"safe mode, nothing is started or ended: {text}{not_asked}", REMEDY)
+
+
+@dataclass(frozen=True, slots=True)
+class DiskRoom:
+    """On the disk of the agent's state, in bytes."""
+
+    folder: str
+    free: int
+    kept: int  # for the state, of ``to_keep``
+    to_keep: int
+    least: int  # with less that is free, nothing but the state is written
+    spare: int  # with less, larger files are not collected
+
+
+def judge_disk(room: DiskRoom) -> Finding | None:
+    """Of the disk of the agent's state; None if there is enough."""
+    free, kept = format_size(room.free), format_size(room.kept)
+    remedy = (
+        "make room there: ugro results JOB --rm deletes what an old job made, ugro node gc unused code; "
+        f"see what takes it: du -sh {room.folder}/*"
+    )
+    if room.free < room.least:
+        text = (
+            f"the disk of {room.folder} is full: {free} free. Logs and results stay on the nodes; the state and new "
+            f"jobs are still written, for which {kept} of {format_size(room.to_keep)} are kept"
+        )
+        return Finding("this machine", "disk", Grade.FAILED, text, remedy)
+    if room.free < room.spare:
+        least = format_size(room.spare)
+        text = f"the disk of {room.folder} is nearly full: {free} free. Results stay on the nodes until {least} are"
+        return Finding("this machine", "disk", Grade.WARNING, text, remedy)
+    return None
+
+
+def judge_loop(stood: StoodStill) -> Finding:
+    """Of an agent that answered nobody for a while."""
+    text = f"it stood still for {format_duration(stood.seconds)}, at {stood.at}: {stood.where}"
+    return Finding("agent", "loop", Grade.WARNING, text, "please report it with the end of: ugro agent logs")
 
 
 def judge_node(node: Examination) -> list[Finding]:

@@ -168,7 +168,7 @@ def logical_lines(text: str) -> Iterator[tuple[int, str]]:
     for number, line in enumerate(text.splitlines(), start=1):
         first = first if begun else number
         is_continued = line.endswith("\\")
-        begun.append(re.sub(r"(^|\s)#.*$", "", line.removesuffix("\\")).strip())
+        begun.append(re.sub(r"(?s)(^|\s)#.*", "", line.removesuffix("\\")).strip())
         if not is_continued:
             joined = " ".join(part for part in begun if part)
             begun = []

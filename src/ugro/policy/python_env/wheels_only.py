@@ -19,10 +19,10 @@ HINT = (
     "build a wheel of it and name where that can be downloaded (index_url, find_links), "
     "or use an environment that the nodes have: existing"
 )
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 # What uv says of a package that it was not allowed to build.
 _SAID = (
     re.compile(r"[Ww]heels are required for `([^`\s]+)`"),
-    re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)(?:[=<>!~]=?\S*)? has no usable wheels"),
     re.compile(r"[Bb]uilding source distributions for `([^`\s]+)` is disabled"),
 )
 
@@ -43,7 +43,9 @@ def source_archive(lines: Iterable[str]) -> str | None:
 def unbuilt(said: str) -> str | None:
     """The package without a wheel, from what uv said when it failed."""
     text = " ".join(said.split())  # uv breaks its lines
-    return next((found[1] for pattern in _SAID if (found := pattern.search(text))), None)
+    before, sentence, _ = text.partition(" has no usable wheels")
+    name = _NAME.search(before.rpartition(" ")[2]) if sentence else None
+    return name[0] if name else next((found[1] for pattern in _SAID if (found := pattern.search(text))), None)
 
 
 def requirements_from_web(lock: str, folders: Sequence[str]) -> str:

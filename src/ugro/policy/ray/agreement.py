@@ -26,7 +26,6 @@ class Look:
     available_bytes: int
     taken_ports: tuple[int, ...] = ()
     unreached: str | None = None  # why it does not reach the head
-    has_serve: bool = False
 
 
 def objection(looks: Mapping[str, Look], pythons: Mapping[str, str]) -> UgroError | None:
@@ -36,17 +35,6 @@ def objection(looks: Mapping[str, Look], pythons: Mapping[str, str]) -> UgroErro
     """
     checks = (_lack, _too_old, _differing_ray, _differing_python)
     return next((found for check in checks if (found := check(looks, pythons)) is not None), None)
-
-
-def lack_of_serve(looks: Mapping[str, Look], pythons: Mapping[str, str]) -> UgroError | None:
-    """``pythons``: as above."""
-    lacking = [node for node, look in looks.items() if not look.has_serve]
-    if not lacking:
-        return None
-    package = f'"ray[serve]=={looks[lacking[0]].ray}"'
-    by_hand = f"ugro exec {' '.join(lacking)} -- {pythons.get(lacking[0], 'python')} -m pip install {package}"
-    hint = by_hand if pythons else 'the cluster needs: --package "ray[default,serve]"'
-    return Unsatisfiable(f"Ray Serve is not installed on {', '.join(lacking)}", hint=hint)
 
 
 def lack_of_connection(looks: Mapping[str, Look], address: str) -> UgroError | None:

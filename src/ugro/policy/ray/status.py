@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -17,10 +16,15 @@ from ugro.core.ray_cluster import (
     head_title,
     worker_title,
 )
+from ugro.core.support.loopback import is_loopback
 from ugro.policy.ray.steps import HEAD
+from ugro.policy.wording import count_of
+from ugro.remote import foreign
 
 _READY = "ugro: ready"
 _NODES = "ugro: nodes "
+_OURS, _WAITS = "ugro: ", ("waiting for ", "starting for ")
+_LONGEST_WAIT = 300
 _MOST_NODES = 10_000
 
 
@@ -30,22 +34,26 @@ class Said:
 
     is_ready: bool = False
     alive: frozenset[str] | None = None  # by a head: the nodes that Ray counts as alive
+    waits: str = ""  # the last line, if it says what the rank waits for
 
 
 def said_in(log: str) -> Said:
     """A node may write anything: a line that cannot be read is passed over."""
-    is_ready, alive = False, None
+    is_ready, alive, waits = False, None, ""
     for line in log.splitlines():
         if line.strip() == _READY:
             is_ready = True
         elif line.startswith(_NODES):
             alive = _alive(line.removeprefix(_NODES)) or alive
-    return Said(is_ready, alive)
+        if line.startswith(_OURS):
+            text = line.removeprefix(_OURS)[:_LONGEST_WAIT]
+            waits = text if text.startswith(_WAITS) else ""
+    return Said(is_ready, alive, waits)
 
 
 def _alive(text: str) -> frozenset[str] | None:
     try:
-        found = json.loads(text)
+        found = foreign.parsed(text)
         return frozenset(str(name) for name in found["alive"][:_MOST_NODES])
     except (ValueError, KeyError, TypeError):
         return None
@@ -72,6 +80,7 @@ def view_of(cluster: RayCluster, jobs: Mapping[int, Job], said: Mapping[int, Sai
         ended_at=cluster.ended_at,
         head=head,
         workers=workers,
+        client_address=cluster.head.client_address,
     )
 
 
@@ -80,9 +89,7 @@ def _head(cluster: RayCluster, job: Job | None, said: Said, alive: frozenset[str
     return _part(title, cluster.head.node, job, said, alive, (0, 0, HEAD))
 
 
-def _worker(
-    worker: Worker, cluster: RayCluster, job: Job | None, said: Said, alive: frozenset[str] | None
-) -> Part:
+def _worker(worker: Worker, cluster: RayCluster, job: Job | None, said: Said, alive: frozenset[str] | None) -> Part:
     title = worker_title(worker.node, worker.number)
     return _part(title, worker.node, job, said, alive, (worker.cpus, cluster.wish.size.gpus, worker.number))
 
@@ -108,6 +115,7 @@ def _part(
         is_alive=None if alive is None or not is_running else title in alive,
         reason=job.reason,
         number=number,
+        waits=said.waits if is_running and not said.is_ready else "",
     )
 
 
@@ -123,19 +131,26 @@ def _reason(cluster: RayCluster, phase: Phase, head: Part, workers: Sequence[Par
     if cluster.failure:
         return cluster.failure
     if phase is Phase.STARTING:
-        return _waits_for("the head", head)
+        return _waits_for("the head", head, cluster)
     if phase is not Phase.RUNNING:
         return ""
     ready = sum(worker.has_joined for worker in workers)
     if ready == len(workers):
         return ""
     late = next(worker for worker in workers if not worker.has_joined)
-    return f"{ready} of {len(workers)} workers have joined; {_waits_for(f'worker {late.number}', late)}"
+    are = f"{count_of(len(workers), 'worker')} {'has' if len(workers) == 1 else 'have'}"
+    return f"{ready} of {are} joined; {_waits_for(f'worker {late.number}', late, cluster)}"
 
 
-def _waits_for(what: str, part: Part) -> str:
+def _waits_for(what: str, part: Part, cluster: RayCluster) -> str:
     if part.state is None:
         return f"{what} is not submitted yet"
     if part.state is JobState.RUNNING:
-        return f"{what} starts Ray on {part.node}"
+        text = f"{what} on {part.node} is {part.waits}" if part.waits else f"{what} starts Ray on {part.node}"
+        if part.waits and part.number and is_loopback(cluster.head.address):
+            text += "; that is a loopback address, which nodes on other machines or in containers do not reach"
+        if part.restarts:
+            log = f"ugro cluster logs {cluster.name}" + (f" -w {part.number}" if part.number else "")
+            text += f"; it was started again {count_of(part.restarts, 'time')}: {log}"
+        return text
     return f"{what} is {part.state}: {part.reason}" if part.reason else f"{what} is {part.state}"

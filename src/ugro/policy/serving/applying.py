@@ -18,9 +18,9 @@ def applied(service: Service, changes: Iterable[Change]) -> Service:
                 service = _added(service, revision)
             case Drop(number, reason):
                 service = _dropped(service, number, reason)
-            case Finish() if service.rollout is not None:
+            case Finish(missing) if service.rollout is not None:
                 done = service.rollout.revision
-                note = f"revision {done} serves now"
+                note = f"revision {done} serves now" + (f": {missing}" if missing else "")
                 service = replace(service, revision=done, revisions=recent(service), rollout=None, note=note)
             case Back(reason) if service.rollout is not None:
                 note = f"revision {service.rollout.revision} was rolled back: {reason}"
@@ -58,8 +58,8 @@ def event_of(change: Change) -> tuple[str, str] | None:
     match change:
         case Drop(number, reason):
             return "replica", f"replica {number} goes: {reason}"
-        case Finish():
-            return "updated", "the update is complete"
+        case Finish(missing):
+            return "updated", f"the update is over: {missing}" if missing else "the update is complete"
         case Back(reason):
             return "rolled_back", f"the update was rolled back: {reason}"
     return None

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 REPLICAS, CANARY, WAITING = "replicas", "canary", "waiting"
-KEYS, SHARE, CERTIFICATE, WAITING_SOCKET = "keys.map", "share.map", "door.pem", "waiting"
+KEYS, SHARE, CERTIFICATE, WAITING_SOCKET, STATES = "keys.map", "share.map", "door.pem", "waiting", "states"
 SHARE_KEY, WHOLE = "canary", 1000  # shares are in thousandths
 LOG_FIELDS = ("%b", "%s", "%ST", "%TR", "%Tw", "%Ta", "%sc", "%rc", "%tsc")
 _BUFFER = 64 * 1024  # a request that fits can be given to another replica
@@ -27,6 +27,12 @@ _ERRORS = {
     504: ("timeout", "the replica did not answer in time"),
 }
 _RETRY_AFTER_S = 5
+_STATE_FIELDS = (
+    "be_id be_name srv_id srv_name srv_addr srv_op_state srv_admin_state srv_uweight srv_iweight "
+    "srv_time_since_last_change srv_check_status srv_check_result srv_check_health srv_check_state srv_agent_state "
+    "bk_f_forced_id srv_f_forced_id srv_fqdn srv_port srvrecord srv_use_ssl srv_check_port srv_check_addr "
+    "srv_agent_addr srv_agent_port"
+)
 
 
 class Descriptors:
@@ -54,18 +60,29 @@ def configuration(
 def server_words(settings: Mapping[str, Any], server: Mapping[str, Any], backend: str) -> str:
     """Of a ``server`` line, and of the runtime command that adds one.
 
-    The canaries' backend has the other servers, too, for requests that the canaries drop; these are not checked again.
+    The canaries' backend has the other servers, too, for requests that the canaries drop.
     """
     words = [_address(server), f"weight {server['weight']}", f"maxconn {limit(settings, server)}"]
     if backend == REPLICAS and settings["balance"] == "first":
         words.append(f"id {_place(server)}")
     if backend == CANARY and not server["canary"]:
-        return " ".join([*words, "backup"])
+        words.append("backup")
     every = f"{int(settings['health_interval_s'] * 1000)}ms"
     quick = f"{max(200, int(settings['health_interval_s'] * 250))}ms"
     words += ["check", f"inter {every} fastinter {quick} downinter {quick} fall 3 rise 1"]
     # Who refuses a connection gets no more until it passes a check; the request goes to another one.
     return " ".join([*words, "observe layer4 error-limit 1 on-error mark-down"])
+
+
+def states(down: Iterable[Mapping[str, Any]]) -> str:
+    """HAProxy's file of the states with which servers start: these are down until a check passes."""
+    lines = [
+        f"1 {backend} 1 {server['name']} {server['address']} 0 0 {server['weight']} {server['weight']} "
+        f"0 1 0 0 6 0 0 0 - {server['port']} - 0 0 - - 0"
+        for server in down
+        for backend in backends_of(server)
+    ]
+    return "\n".join(["1", f"# {_STATE_FIELDS}", *lines, ""])
 
 
 def limit(settings: Mapping[str, Any], server: Mapping[str, Any]) -> int:
@@ -99,6 +116,7 @@ def _global(settings: Mapping[str, Any], fds: Descriptors, threads: int) -> list
         f"log fd@{fds.log} len 256 format raw local0",
         f"nbthread {threads}",
         f"maxconn {settings['most_connections']}",
+        f"server-state-file {STATES}",
         f"hard-stop-after {_ms(settings['drain_s'])}",
         f"tune.bufsize {_BUFFER}",
         "ssl-default-bind-options ssl-min-ver TLSv1.2 no-tls-tickets",
@@ -112,6 +130,7 @@ def _defaults(settings: Mapping[str, Any]) -> list[str]:
         "defaults",
         "mode http",
         "option dontlognull",
+        "load-server-state-from-file global",
         "option abortonclose",
         "option http-server-close",
         "option clitcpka",

@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ugro.core.errors import ConfigError
-from ugro.core.service import ENGINE_RAY_SERVE
 
 PLACEHOLDERS = ("model", "base", "host", "port", "name", "python", "key_file")
 _PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
@@ -25,13 +24,11 @@ class Engine:
     command: tuple[str, ...]
     adapter_command: tuple[str, ...] = ()  # for a LoRA adapter on {base}; empty: the engine needs a whole model
     health: str = "/health"  # 200 when it can answer
-    alive: str = ""  # 200 when there is no use in another start; empty: as health
     concurrency: int = 0  # requests that it computes together with these options; 0: it decides by itself
     is_keyed: bool = False  # refuses requests without the service's key
     key_variable: str = ""  # the environment variable that its key is put into
     key_words: tuple[str, ...] = ()  # the words that name the file with its key
     packages: tuple[str, ...] = ()  # for the job's environment; empty: no package of Python
-    is_openai: bool = True  # has /v1/chat/completions
     note: str = ""
 
 
@@ -41,7 +38,6 @@ _UGRO = ("{python}", "-m", "ugro.inference", "--model", "{model}")
 _SGLANG = ("{python}", "-m", "sglang.launch_server", "--model-path")
 
 DEFAULT = "ugro"
-RAY_SERVE = ENGINE_RAY_SERVE
 ENGINES: Mapping[str, Engine] = {
     engine.name: engine
     for engine in (
@@ -88,16 +84,6 @@ ENGINES: Mapping[str, Engine] = {
             is_keyed=True,
             key_variable="API_KEY",
             note="in maintenance; usually run from its container image; answers to any model name",
-        ),
-        Engine(
-            name=RAY_SERVE,
-            command=("{python}", "-m", "ugro.inference.ray_serve"),
-            health="/-/healthz",
-            alive="/-/alive",
-            is_keyed=True,
-            packages=("ray[default,serve]",),
-            is_openai=False,
-            note="an application on a Ray cluster, not a model",
         ),
     )
 }

@@ -97,7 +97,6 @@ class View:
     door: DoorSeen = field(default_factory=DoorSeen)
     may_replace: bool = True  # False: replicas have just ended, and the next one waits a little
     freed_s: float = math.inf  # since when a replica last gave its devices back: another one may be about to get them
-    has_cluster: bool = False  # a Ray cluster that was started for it has not ended
 
     @property
     def live(self) -> list[Seen]:

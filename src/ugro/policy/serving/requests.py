@@ -50,12 +50,5 @@ def scaled(service: Service, wanted: int, seen: Sequence[Seen]) -> Service:
     if bounds is not None and not bounds.least <= wanted <= bounds.most:
         hint = f"it scales by itself between {bounds.least} and {bounds.most}"
         raise UsageError(f"{wanted} replicas are not within its bounds", hint=hint)
-    if service.ray is not None and wanted > 1:
-        raise only_one()
     failed = [Drop(one.number, "replaced") for one in seen if one.phase is ReplicaPhase.FAILED]
     return applied(replace(service, wanted=wanted), failed)
-
-
-def only_one() -> UsageError:
-    hint = "num_replicas or autoscaling_config of its deployments says how many there are"
-    return UsageError("a Ray Serve application scales in its cluster: it has one replica here", hint=hint)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from ugro.core.job import JobState
 from ugro.core.service import ReplicaPhase, Rollout, Service, ServiceState
 from ugro.policy.serving.replicas import Seen, View, reason_of
+from ugro.policy.wording import count_of
 
 ROOM_S = 3.0  # a new replica that waits longer for devices takes the place of an old one
 _MOST_RESTARTS = 1  # of a new replica before it was ready, in an update
@@ -38,7 +39,9 @@ class Drop:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """The update is complete."""
+    """Nothing of the old revision is left. ``missing``: why not all replicas are ready; None: all are."""
+
+    missing: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +117,12 @@ def _rolling(view: View, rollout: Rollout, over: Sequence[Seen]) -> list[Change]
     made += [Drop(one.number, _why_leaving(one)) for one in lost]
     new = [one for one in new if one not in lost]
     ready = sum(one.is_serving for one in new)
-    if not rollout.is_held and not old and _is_complete(view, rollout, new):
-        return [*made, Finish()]
+    if not rollout.is_held and not old:
+        if ready >= service.wanted:
+            return [*made, Finish()]
+        if _is_as_before(view, rollout, ready) and _is_stuck(view, new, 0, 0):
+            text = f"{ready} of {count_of(service.wanted, 'replica')} ready, the others wait for devices"
+            return [*made, Finish(text)]
     target = _canaries(service.wanted, rollout) if rollout.is_held else service.wanted
     missing = max(0, target - len(new))
     room = max(0, service.wanted + service.spec.update.surge - len(new) - len(old))
@@ -133,11 +140,9 @@ def _rolling(view: View, rollout: Rollout, over: Sequence[Seen]) -> list[Change]
     return made
 
 
-def _is_complete(view: View, rollout: Rollout, new: Sequence[Seen]) -> bool:
-    """All are ready; or as many as before, and the others wait for devices, as they would without an update."""
-    ready = sum(one.is_serving for one in new)
-    is_as_before = ready >= max(1, _least(view.service, rollout))
-    return ready >= view.service.wanted or (is_as_before and _is_stuck(view, new, 0, 0))
+def _is_as_before(view: View, rollout: Rollout, ready: int) -> bool:
+    """As many are ready as before, and the old ones have given their devices back."""
+    return ready >= max(1, _least(view.service, rollout)) and _are_gone(view)
 
 
 def _least(service: Service, rollout: Rollout) -> int:
@@ -174,12 +179,17 @@ def _is_stuck(view: View, new: Sequence[Seen], missing: int, room: int) -> bool:
 
 def _can_spare(view: View, one: Seen, all_of_them: Sequence[Seen]) -> bool:
     """One at a time: what was let go before has ended, and as many are ready as can be, or this one is not."""
-    going = [other for other in view.seen if other.replica.dropped is not None]
-    if not all(other.is_over or (other.job and other.job.state is JobState.UNREACHABLE) for other in going):
+    if not _are_gone(view):
         return False
     rollout = view.service.rollout
     serving = sum(other.is_serving for other in all_of_them)
     return not one.is_serving or (rollout is not None and serving >= _least(view.service, rollout))
+
+
+def _are_gone(view: View) -> bool:
+    """Those that were let go have ended, as far as is known."""
+    going = [one for one in view.seen if one.replica.dropped is not None]
+    return all(one.is_over or (one.job is not None and one.job.state is JobState.UNREACHABLE) for one in going)
 
 
 def _worst_old(some: Iterable[Seen]) -> list[Seen]:

@@ -71,16 +71,11 @@ class Forget:
 
 
 @dataclass(frozen=True, slots=True)
-class StopCluster:
-    """That was started for the service. Asked for again until it has ended."""
-
-
-@dataclass(frozen=True, slots=True)
 class Close:
     """Nothing of the service runs any more."""
 
 
-Step = Submit | SubmitDoor | RenewDoor | Cancel | AddServer | TurnServer | Forget | StopCluster | Close
+Step = Submit | SubmitDoor | RenewDoor | Cancel | AddServer | TurnServer | Forget | Close
 
 
 def next_steps(view: View) -> list[Step]:
@@ -194,4 +189,4 @@ def _end_of_door(view: View) -> Iterator[Step]:
         if _goes_on(job):
             yield Cancel(job.id)
     else:
-        yield StopCluster() if view.has_cluster else Close()
+        yield Close()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from ugro.core.support.quantity import format_duration
-from ugro.core.sweep import Budget, Trial, TrialState
+from ugro.core.sweep import Budget, SweepState, Trial, TrialState
 from ugro.policy.sweep.space import grid_size
 from ugro.policy.sweep.spec import Metric, SweepSpec
 
@@ -54,6 +54,15 @@ def decide(view: View) -> Decision:
     if parallel is None and view.waiting >= _KEPT_QUEUED:
         return Decision(Act.WAIT, "the next trial waits for a device")
     return Decision(Act.TRY)
+
+
+def outcome(decision: Decision, trials: Sequence[Trial]) -> tuple[SweepState, str]:
+    """Returns the state of a sweep that is over by this decision, and the reason."""
+    lost = [trial for trial in trials if trial.state in (TrialState.FAILED, TrialState.INFEASIBLE)]
+    if not lost or any(trial.state in _WENT_WELL for trial in trials):
+        return SweepState.DONE if decision.act is Act.END else SweepState.STOPPED, decision.reason
+    said = f"{decision.reason}; none succeeded: {lost[-1].reason}" if decision.act is Act.END else decision.reason
+    return SweepState.FAILED, said
 
 
 def predecessor(parallel: int | None, opened: int, leaving: Sequence[int], taken: Collection[int]) -> int | None:

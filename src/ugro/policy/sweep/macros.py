@@ -13,7 +13,7 @@ from ugro.core.sweep import Settings
 ARGS = ("${args}", "${args_no_boolean_flags}", "${args_no_hyphens}", "${args_json}")
 _PLAIN = ("${env}", "${interpreter}", "${program}")
 _VARIABLE = re.compile(r"\$\{envvar:([A-Za-z_][A-Za-z0-9_]*)\}")
-_MACRO = re.compile(r"\$\{[^}]*\}")
+_MACRO = re.compile(r"\$\{[^{}]*\}")
 _ODD = re.compile(r"[^A-Za-z0-9]+")
 ALL = "UGRO_PARAMS"  # all of them, as JSON; nested as in the file
 

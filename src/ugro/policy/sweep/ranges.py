@@ -11,9 +11,9 @@ from typing import Any
 
 from ugro.core.errors import UsageError
 
-_NUMBER = r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
+_NUMBER = r"[-+]?(?:\d{1,400}(?:\.\d{0,400})?|\.\d{1,400})(?:[eE][-+]?\d{1,9})?"
 _SPAN = re.compile(rf"(log:)?({_NUMBER})\.\.({_NUMBER})(?::({_NUMBER}))?")
-_WHOLE = re.compile(r"[-+]?\d+")
+_WHOLE = re.compile(r"[-+]?\d{1,400}")
 _HINT = 'such as --lr "1e-5,2e-5", --layers 2..8, --dropout 0.0..0.5:0.1 or --lr log:1e-5..1e-2'
 
 

@@ -37,6 +37,7 @@ _OF_PRUNING = ("type", "min_iter", "max_iter", "s", "eta", "strict", "startup", 
 _OPTIONS = "options"
 _OWN_METHODS = ("study",)  # of ``--study``, which no file has
 _EXPONENT = re.compile(r"[-+]?\d+(?:\.\d*)?[eE][-+]?\d+")  # YAML 1.1 reads 1e-5 as a text
+_NO_NUMBERS = ("nan", "inf", "+inf", "-inf", "infinity", "-infinity")
 _BANDS = 100
 _MOST_DEPTH = 8
 _LARGEST = 1e300
@@ -168,15 +169,15 @@ def _parameter(name: str, given: Mapping[str, Any]) -> Parameter:
     if kind == "constant":
         if "value" not in given:
             raise ConfigError(f"{at}value: missing")
-        return Parameter(name, kind, (_mended(given["value"]),))
+        return Parameter(name, kind, (_value(f"{at}value", given["value"]),))
     if kind.startswith("categorical"):
         return _choice(name, given)
-    q = _positive(f"{at}q", given.get("q", 1)) if kind.startswith("q_") else None
+    q = positive(f"{at}q", given.get("q", 1)) if kind.startswith("q_") else None
     if "normal" in kind:
-        mean, spread = _number(f"{at}mu", given.get("mu", 0)), _positive(f"{at}sigma", given.get("sigma", 1))
+        mean, spread = _number(f"{at}mu", given.get("mu", 0)), positive(f"{at}sigma", given.get("sigma", 1))
         return _finite(Parameter(name, kind, q=q, shape=(mean, spread)))
     if "beta" in kind:
-        a, b = (_positive(f"{at}{key}", given.get(key)) for key in ("a", "b"))
+        a, b = (positive(f"{at}{key}", given.get(key)) for key in ("a", "b"))
         return _finite(Parameter(name, kind, q=q, shape=(a, b)))
     return _finite(_span(name, kind, given, q))
 
@@ -223,7 +224,10 @@ def _choice(name: str, given: Mapping[str, Any]) -> Parameter:
     shares = tuple(_number(f"{at}probabilities", one) for one in weights)
     if shares and (min(shares) < 0 or sum(shares) <= 0):
         raise ConfigError(f"{at}probabilities: expected numbers from 0 to 1")
-    return Parameter(name, "categorical", tuple(_mended(one) for one in values), shares)
+    is_numbers = any(isinstance(one, int | float) and not isinstance(one, bool) for one in values)
+    if is_numbers and (odd := next((one for one in values if str(one).lower() in _NO_NUMBERS), None)) is not None:
+        raise ConfigError(f"{at}values: expected finite numbers, got {odd!r} among them", hint="leave it out")
+    return Parameter(name, "categorical", tuple(_value(f"{at}values", one) for one in values), shares)
 
 
 def _distribution(name: str, given: Mapping[str, Any]) -> str:
@@ -242,6 +246,17 @@ def _distribution(name: str, given: Mapping[str, Any]) -> str:
     raise ConfigError(f"parameters.{name}: give values, value, or min and max", hint="values: [0.1, 0.01]")
 
 
+def _value(key: str, value: Any) -> Any:
+    """Raises ConfigError for NaN and infinities, also within a list or a map: no training gets anywhere with them."""
+    value = _mended(value)
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    for part in parts:
+        _value(key, part)
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ConfigError(f"{key}: expected a finite number, got {value}", hint=f'as a text: "{value}"')
+    return value
+
+
 def _mended(value: Any) -> Any:
     return float(value) if isinstance(value, str) and _EXPONENT.fullmatch(value) else value
 
@@ -253,7 +268,8 @@ def _number(key: str, value: Any) -> float:
     return value
 
 
-def _positive(key: str, value: Any) -> float:
+def positive(key: str, value: Any) -> float:
+    """Raises ConfigError for all but a finite number above 0."""
     if (number := _number(key, value)) <= 0:
         raise ConfigError(f"{key}: expected a number above 0, got {number:g}")
     return number

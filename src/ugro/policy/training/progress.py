@@ -7,8 +7,8 @@ argument of the command, the ``epoch`` metric with a number of epochs, a progres
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import pairwise
+from dataclasses import dataclass, field, replace
+from itertools import groupby, pairwise
 from statistics import median
 
 from ugro.core.headline import JobProgress
@@ -68,10 +68,25 @@ class Known:
     parameters: Mapping[str, str] = field(default_factory=dict)  # of the command
     log_tail: str = ""
     is_final: bool = False  # it does not run, or not any more
+    has_succeeded: bool = False
+    limit_left_s: float | None = None  # until its time limit ends it
 
 
 def progress(known: Known) -> JobProgress | None:
     """None if the job has reported no step."""
+    found = _measured(known)
+    if found is None:
+        return None
+    if known.has_succeeded and found.share is not None and found.share < 1:  # it need not log each step
+        return replace(found, words=f"done, last logged {found.words}", done=found.total)
+    limit_s = known.limit_left_s
+    if found.left_s is not None and limit_s is not None and round(found.left_s) > round(limit_s):
+        needs, leaves = format_duration(round(found.left_s)), format_duration(round(max(0.0, limit_s)))
+        return replace(found, left_words=f"needs {needs}, and its time limit leaves {leaves}")
+    return found
+
+
+def _measured(known: Known) -> JobProgress | None:
     done = _done(known)
     bar = None if known.is_final else newest_bar(known.log_tail)
     if bar is not None and bar.is_complete and (bar.is_part or done is not None):
@@ -98,7 +113,10 @@ def _knows_more(bar: Bar, found: JobProgress) -> bool:
 
 
 def seconds_per_step(track: Track) -> float | None:
-    """The recent pace. A pause that came once or twice is left out; one that recurs, such as saving, counts."""
+    """The recent pace. A pause that came once or twice is left out; one that recurs, such as saving, counts.
+
+    Records without times have the times at which they arrived, in batches. Returns None if that says too little.
+    """
     intervals = _intervals(track)[-_RECENT:]
     if len(intervals) < 2:
         return None
@@ -107,6 +125,15 @@ def seconds_per_step(track: Track) -> float | None:
     if stalls < _RECURS:
         intervals = [(n, usual * n if length > _STALL * usual * n else length) for n, length in intervals]
     return sum(length for _, length in intervals) / sum(steps for steps, _ in intervals)
+
+
+def mean_seconds_per_step(track: Track, ran_s: float) -> float | None:
+    """Returns the pace of a whole attempt whose records came in batches; None if they have times of their own."""
+    steps = track.steps
+    if len(steps) < 2 or len(set(track.times)) == len(steps) or ran_s <= 0:
+        return None
+    is_from_start = steps[0] <= steps[1] - steps[0]  # else it may have resumed
+    return ran_s / (steps[-1] - (0 if is_from_start else steps[0]))
 
 
 # --- totals -----------------------------------------------------------------------------------------------------
@@ -167,8 +194,9 @@ def _progress(known: Known, words: str, part: tuple[float, float], track: Track 
 
 
 def _intervals(track: Track) -> list[tuple[float, float]]:
-    """Steps and seconds between neighbours. Where time does not advance, nothing can be said."""
-    pairs = list(zip(track.steps, track.times, strict=True))
+    """Steps and seconds between neighbours. Where time does not advance, steps count together."""
+    moments = groupby(zip(track.steps, track.times, strict=True), key=lambda pair: pair[1])
+    pairs = [list(of_one)[-1] for _, of_one in moments]  # what arrived together took the time since what arrived before
     found = [(b[0] - a[0], b[1] - a[1]) for a, b in pairwise(pairs)]
     return [(steps, length) for steps, length in found if steps > 0 and length > 0]
 

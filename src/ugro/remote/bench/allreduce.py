@@ -16,7 +16,8 @@ _MOST = 200
 
 def allreduce(params: Dict[str, Any]) -> None:
     if params.get("interface"):
-        os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = str(params["interface"])
+        os.environ["GLOO_SOCKET_IFNAME"] = str(params["interface"])
+        os.environ["NCCL_SOCKET_IFNAME"] = "=%s" % params["interface"]  # without the sign, all that begin with it
     os.environ["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
     os.environ.pop("CUDA_VISIBLE_DEVICES", None)
     say(phase="importing PyTorch")

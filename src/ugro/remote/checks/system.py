@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import os
 import re
 import subprocess
 import sys
 from typing import Any, Dict, Optional
 
+from ugro.remote import foreign
 from ugro.remote.messages import Environment, Packages, Root, Survival
 from ugro.remote.process import process_tree
 from ugro.remote.python_env import torch_build
@@ -19,7 +19,9 @@ from ugro.remote.runs import linger
 _BLOCK = b"\0" * 4096
 
 # Runs in the user's Python as a job would see it, in a process of its own: the node program's Python sees no packages.
-_LIST_PACKAGES = torch_build.SOURCE + r"""
+_LIST_PACKAGES = (
+    torch_build.SOURCE
+    + r"""
 import json, sysconfig
 
 def version(*names):
@@ -46,6 +48,7 @@ sys.stdout.write("\n" + json.dumps({
     ),
 }))
 """
+)
 
 
 def root(path: str) -> Root:
@@ -99,7 +102,10 @@ def asked_python(code: str, *words: str, python: Optional[str] = None) -> Dict[s
     if found.returncode != 0 or not last.startswith("{"):
         complaint = found.stderr.decode("utf-8", "replace").strip().rpartition("\n")[2]
         raise OSError("%s cannot say what it has: %s" % (python, complaint[:200]))
-    answer: Dict[str, Any] = json.loads(last)
+    try:
+        answer: Dict[str, Any] = foreign.parsed(last, 8 << 20)
+    except ValueError as error:
+        raise OSError("%s cannot say what it has: %s" % (python, error)) from error
     return answer
 
 

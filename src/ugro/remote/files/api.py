@@ -98,7 +98,12 @@ def prepare(call: Call, params: Dict[str, Any]) -> None:
     resume = _resume(folder, params) if params.get("checkpoint") else None
     if resume is None:
         folder.forget_resumed()
-    worker.do(call, lambda: {"dir": folder.make(), "resume": resume.find() if resume else None})
+
+    def work() -> Dict[str, Any]:
+        made, older = folder.make(), folder.older()
+        return {"dir": made, "resume": resume.find() if resume else None, "older": older}
+
+    worker.do(call, work)
 
 
 def newest(call: Call, params: Dict[str, Any]) -> None:

@@ -30,6 +30,7 @@ from ugro.remote.state.runspec import inner_folder
 
 DEFAULT = "checkpoints"
 _MOST_LOOKED_AT = 20
+_MOST_OLDER = 3
 _LOCK_S = 60.0
 
 Answer = Dict[str, Any]
@@ -192,6 +193,21 @@ class CheckpointDir:
                     is_new = status.st_mtime_ns >= self._since_ns or order.find(name, status) is not None
                     if _kind(status.st_mode) and (place.is_ours or is_new):
                         yield Entry(name, status, place.run.attempt if place.run else self._attempt, place.path)
+
+    def older(self) -> List[str]:
+        """The newest of those in a folder of the user that are older than the job, and so not the job's."""
+        if self._users is None:
+            return []
+        skipped: List[Tuple[int, str]] = []
+        with self._ordering() as order:
+            ours = {one.name for one in self._all_complete(order)}
+        for name in names_in(self._users):
+            if is_complete(name) and name not in ours:
+                with contextlib.suppress(FileNotFoundError):
+                    status = os.lstat(os.path.join(self._users, name))
+                    if _kind(status.st_mode):
+                        skipped.append((status.st_mtime_ns, name))
+        return [name for _, name in sorted(skipped, reverse=True)[:_MOST_OLDER]]
 
     def files(self) -> List[RunFile]:
         """All of them, under the names by which the job wrote them."""

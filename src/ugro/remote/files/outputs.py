@@ -8,17 +8,17 @@ kept: it leaves the run's folder before that is removed.
 from __future__ import annotations
 
 import contextlib
-import fnmatch
 import itertools
 import os
 import shutil
 import stat
-from typing import Any, Dict, Iterable, Iterator, List, Optional, Set
+from typing import Any, Dict, Iterable, Iterator, List, Optional, Sequence, Set, Tuple
 
 from ugro.remote.files import aside, listing
 from ugro.remote.files.listing import MOST_DEPTH, MOST_FILES, RunFile
 from ugro.remote.files.tail import open_below
 from ugro.remote.files.workdir import WorkDir
+from ugro.remote.globs import Glob
 from ugro.remote.state.rundir import AgentDir, RunDir
 from ugro.remote.state.runspec import RunSpec
 
@@ -26,6 +26,7 @@ _KEPT = "kept"
 _REMOVING = ".removing"
 _TICK_NS = 10_000_000  # the kernel's clock for files may be behind by that much
 _SECOND_NS = 1_000_000_000  # some file systems store whole seconds only
+_Part = Optional[Tuple[str, Glob[str]]]  # of a pattern; None: any number of folders
 _TWICE = "a file where $UGRO_OUTPUT has a folder, or a folder where it has a file"
 
 
@@ -84,7 +85,7 @@ class Outputs:
         if self._patterns:
             since_ns = self._run.began_ns() or 0
             for pattern in self._patterns:
-                for name in _matches(self._cwd, b"", pattern.split("/")):
+                for name in _matches(self._cwd, pattern):
                     for file in _file_or_below(self._cwd, name):
                         if _is_since(file.changed_ns, since_ns) and not self._work.is_apart(file.name):
                             yield file
@@ -166,24 +167,37 @@ def _file_or_below(root: bytes, name: bytes) -> Iterator[RunFile]:
             yield listing.described(name, status)
 
 
-def _matches(root: bytes, name: bytes, parts: List[str], depth: int = 0) -> Iterator[bytes]:
-    """Names below ``root`` that match the pattern; ``**`` is any number of folders. Follows no links."""
-    if not parts:
-        if name:
-            yield name
-        return
+def _matches(root: bytes, pattern: str) -> Iterator[bytes]:
+    """Names below ``root`` that match the pattern; ``**`` is any number of folders. Follows no links.
+
+    Each folder is read once, with all places of the pattern that it has led to: with several ``**`` there are many
+    ways to one name.
+    """
+    parts = [None if part == "**" else (part, Glob(part)) for part in pattern.split("/")]
+    yield from _matching(root, b"", parts, {0}, 0)
+
+
+def _matching(root: bytes, name: bytes, parts: Sequence[_Part], reached: Set[int], depth: int) -> Iterator[bytes]:
+    for at, part in enumerate(parts):
+        if at in reached and part is None:
+            reached.add(at + 1)
+    if len(parts) in reached and name:
+        yield name
+    going_on = sorted(reached - {len(parts)})
     folder = os.path.join(root, name)
-    if depth > MOST_DEPTH or not stat.S_ISDIR(_mode(folder) if name else os.stat(folder).st_mode):
+    if not going_on or depth > MOST_DEPTH or not stat.S_ISDIR(_mode(folder) if name else os.stat(folder).st_mode):
         return
-    first, rest = parts[0], parts[1:]
-    if first == "**":
-        yield from _matches(root, name, rest, depth + 1)
     for one in _names(folder):
         inner = name + b"/" + one if name else one
-        if first == "**" and stat.S_ISDIR(_mode(os.path.join(root, inner))):
-            yield from _matches(root, inner, parts, depth + 1)
-        elif first != "**" and _fits(one, first):
-            yield from _matches(root, inner, rest, depth + 1)
+        text = listing.text(one)
+        then = {at if part is None else at + 1 for at in going_on for part in [parts[at]] if _leads_on(text, part)}
+        if then:
+            yield from _matching(root, inner, parts, then, depth + 1)
+
+
+def _leads_on(name: str, part: _Part) -> bool:
+    """As in a shell: a leading dot is matched only by a dot."""
+    return part is None or ((part[0].startswith(".") or not name.startswith(".")) and part[1].fits(name))
 
 
 def _names(folder: bytes) -> List[bytes]:
@@ -191,13 +205,6 @@ def _names(folder: bytes) -> List[bytes]:
     with contextlib.suppress(OSError):
         return sorted(os.listdir(folder))
     return []
-
-
-def _fits(name: bytes, pattern: str) -> bool:
-    """As in a shell: a leading dot is matched only by a dot."""
-    if name.startswith(b".") and not pattern.startswith("."):
-        return False
-    return fnmatch.fnmatchcase(listing.text(name), pattern)
 
 
 def _mode(path: bytes) -> int:

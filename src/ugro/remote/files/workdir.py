@@ -1,8 +1,9 @@
 """The working directory of a run that is a copy of ours: which of its files the job made or changed.
 
-A file counts if it is not in the tree of code that was put there, or if its content differs. Its time of change (ctime)
-shows most of those that are as they were: no program can set it back. Links are not followed. Caches do not count, nor
-does the folder of the checkpoints, which outlives the run.
+A file counts if it is not in the job's code that was put there, or if its content differs; files of earlier attempts
+that were put back count, too. Its time of change (ctime) shows most of those that are as they were: no program can
+set it back. Links are not followed. Caches do not count, nor does the folder of the checkpoints, which outlives the
+run.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class WorkDir:
         self.path = os.fsencode(run.file("work"))
         self.is_ours = spec is None or spec.cwd is None
         self.is_collected = self.is_ours and (spec is None or spec.collects_workdir)
-        self._code = spec.code if spec is not None and self.is_ours else None
+        self._code = spec.base if spec is not None and self.is_ours else None
         self._apart = spec.checkpoint_dir if spec is not None else None
         self._since_ns = 0
 

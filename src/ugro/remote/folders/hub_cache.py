@@ -6,10 +6,11 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 from typing import Mapping, Optional
+
+from ugro.remote import foreign
 
 KINDS = ("model", "dataset")
 _REPO = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}(/[A-Za-z0-9][A-Za-z0-9._-]{0,95})?")
@@ -70,7 +71,7 @@ def _parts(index: str) -> "list[str]":
     """The files that a model is divided into."""
     try:
         with open(index, "rb") as file:
-            named = json.loads(file.read(_MOST_BYTES))["weight_map"]
+            named = foreign.read(file, _MOST_BYTES)["weight_map"]
         return sorted(set(map(str, named.values())))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return ["?"]

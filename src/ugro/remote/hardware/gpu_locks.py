@@ -25,7 +25,7 @@ import stat
 import time
 from typing import Dict, Iterable, Iterator, List, NamedTuple, Optional
 
-from ugro.remote import durable
+from ugro.remote import durable, foreign
 from ugro.remote.clock import boot_id
 from ugro.remote.hardware import gpu_claims
 from ugro.remote.hardware.gpu_claims import MOST_SHARES, Claims, ClaimTable, Record, SharedClaims, Taken
@@ -60,9 +60,7 @@ class GpuLocks:
         self._files: List[int] = []
         self._claims = Claims(shared)
 
-    def take(
-        self, devices: List[Device], root: str, record: Record, share: Optional[Sharing] = None
-    ) -> None:
+    def take(self, devices: List[Device], root: str, record: Record, share: Optional[Sharing] = None) -> None:
         """All or none; ``gpu-busy`` when somebody has one of them. A GPU without a UUID has no lock.
 
         ``share``: runs of the same group may have them, too.
@@ -334,7 +332,7 @@ def _is_named(file: int, folder: int, uuid: str) -> bool:
 def _read(file: int) -> Record:
     """Empty for one who has just come, and has not written yet."""
     try:
-        record = json.loads(os.pread(file, _MOST_BYTES, 0))
+        record = foreign.parsed(os.pread(file, _MOST_BYTES, 0))
     except ValueError:  # nothing, or a supervisor was killed while it wrote: it had started nothing
         return {}
     return record if isinstance(record, dict) else {}

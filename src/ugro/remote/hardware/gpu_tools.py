@@ -242,7 +242,7 @@ def _run_json(tool: str, *arguments: str) -> Any:
     output = _run(tool, *arguments)
     for at in (match.start() for match in re.finditer(r"^[ \t]*[\[{]", output.text, re.MULTILINE)):
         # Warnings may come before and after the document, and may begin with a bracket too.
-        with contextlib.suppress(ValueError):
+        with contextlib.suppress(ValueError, RecursionError):
             return json.JSONDecoder().raw_decode(output.text[at:].lstrip())[0]
     if "no amd gpus" in output.complaint.lower():
         return {}

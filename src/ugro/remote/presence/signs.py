@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 from typing import Any, Dict, List, NamedTuple, Optional, Protocol, Sequence, Tuple
 
-from ugro.remote import durable
+from ugro.remote import durable, foreign
 from ugro.remote.clock import boot_id, clock_s
 
 
@@ -92,7 +91,7 @@ class Watch:
 def _read(path: str) -> Optional[Tuple[float, str]]:
     try:
         with open(path, encoding="utf-8") as file:
-            found = json.loads(file.read(4096))
+            found = foreign.parsed(file.read(4096))
         if found["boot_id"] == boot_id() and float(found["clock_s"]) <= clock_s():
             return float(found["clock_s"]), str(found["sign"])
     except (OSError, ValueError, KeyError, TypeError):

@@ -26,7 +26,6 @@ _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 def installer(place: Place, recipe: Recipe) -> str:
     """The path of the program, verified; written there first if it is missing or damaged."""
-    assert recipe.installer is not None
     blob = recipe.installer
     path = os.path.join(place.tools, "%s-%s" % (blob.name, blob.sha256[:32]))
     if not _is_valid(path, blob.sha256):

@@ -15,7 +15,7 @@ from ugro.remote.program import Refused
 from ugro.remote.python_env import blobs, interpreters
 from ugro.remote.python_env.commands import Installer, written_bytes
 from ugro.remote.python_env.failures import Failed
-from ugro.remote.python_env.installers import Pip, Site, Tool, Uv
+from ugro.remote.python_env.installers import Site, Uv
 from ugro.remote.python_env.place import CACHE_LOCK, RECORD, Place, shown
 from ugro.remote.python_env.recipe import Recipe, normal, required_names
 from ugro.remote.state.rundir import point
@@ -37,20 +37,19 @@ class Build:
         self._recipe = recipe
         self._site = site
         self._progress = progress
-        self._note = ""
         self._written = 0
-        self._archives = 0  # in uv's cache, before
-        self._cache = ""
+        self._archives = 0  # in the cache, before
+        self._cache = ""  # uv's
         self._installer = Installer(site.variables(marker), site.folder, recipe.mask)
 
     def run(self) -> Dict[str, Any]:
         with self._using_cache():
             self._unpack()
-            tool = self._tool()
-            self._create(tool)
-            self._install(tool)
+            uv = self._uv()
+            self._create(uv)
+            self._install(uv)
         self._progress.say("checking", self._recipe.count, self._written)
-        record = self._check(tool)
+        record = self._check()
         self._publish(record)
         return {**record, "used_at": record["made_at"]}
 
@@ -76,42 +75,31 @@ class Build:
             file.write(self._recipe.requirements)
         point("env.unpacked")
 
-    def _tool(self) -> Tool:
-        """uv, if it was sent and starts here; else pip."""
-        if self._recipe.installer is not None:
-            uv = Uv(blobs.installer(self._place, self._recipe), self._site, self._recipe)
-            self._installer.env.update(uv.variables())
-            try:
-                self._installer.run(uv.version())
-                return uv
-            except (Failed, OSError) as error:
-                self._note = "pip was used: uv does not start on this node (%.200s)" % error
-        pip = Pip(self._site, self._recipe)
-        self._installer.env.update(pip.variables())
-        return pip
-
-    def _create(self, tool: Tool) -> None:
-        self._progress.say("python")
+    def _uv(self) -> Uv:
+        uv = Uv(blobs.installer(self._place, self._recipe), self._site, self._recipe)
+        self._installer.env.update(uv.variables())
         try:
-            self._installer.run(tool.create(self._interpreter(tool)))
-        except Failed as failed:
-            if tool.name == "pip" and failed.kind == "crashed":
-                raise _no_venv(self._recipe.python, failed) from failed
-            raise
+            self._installer.run(uv.version())
+        except (Failed, OSError) as error:
+            text = "uv does not start on this node (%.200s)" % error
+            raise Failed("crashed", text, error.tail if isinstance(error, Failed) else ()) from error
+        return uv
+
+    def _create(self, uv: Uv) -> None:
+        self._progress.say("python")
+        self._installer.run(uv.create(self._interpreter(uv)))
         point("env.created")
 
-    def _interpreter(self, tool: Tool) -> str:
+    def _interpreter(self, uv: Uv) -> str:
         minor, pythons = self._recipe.python, self._place.pythons
         found = interpreters.find(minor, pythons)
         if found is not None:
             return found.path
         if self._recipe.is_offline:
             raise interpreters.missing(minor, pythons, ", and it cannot download one")
-        if not isinstance(tool, Uv):
-            raise interpreters.missing(minor, pythons, "")
         self._installer.tick = lambda pid, line: self._progress.say("python", 0, written_bytes(pid), line)
         try:
-            self._installer.run(tool.get_python(minor))
+            self._installer.run(uv.get_python(minor))
         except Failed as failed:
             if failed.kind == "server-failed":
                 text = "uv could not download Python %s: %s" % (minor, failed)
@@ -123,13 +111,13 @@ class Build:
             raise interpreters.missing(minor, pythons, "; uv installed none that starts")
         return found.path
 
-    def _install(self, tool: Tool) -> None:
-        self._cache = tool.cache if isinstance(tool, Uv) else ""
+    def _install(self, uv: Uv) -> None:
+        self._cache = uv.cache
         self._archives = self._count_archives()
         self._installer.tick = self._tick
         self._progress.say("installing")
         if self._recipe.count:
-            self._installer.run(tool.install())
+            self._installer.run(uv.install())
         point("env.installed")
 
     def _tick(self, pid: int, line: str) -> None:
@@ -143,7 +131,7 @@ class Build:
             return len(os.listdir(os.path.join(self._cache, "archive-v0"))) if self._cache else 0
         return 0
 
-    def _check(self, tool: Tool) -> Dict[str, Any]:
+    def _check(self) -> Dict[str, Any]:
         """By its own interpreter: the right version, and every package that was asked for."""
         about = interpreters.describe(self._site.python, _CHECK_S, alone=True)
         if about["version"].rpartition(".")[0] != self._recipe.python:
@@ -151,7 +139,7 @@ class Build:
         there = {normal(name) for name, _ in about["packages"]}
         lacking = [name for name in required_names(self._recipe.requirements) if name not in there]
         if lacking:
-            raise Failed("crashed", "%s left out %s" % (tool.name, ", ".join(lacking[:10])))
+            raise Failed("crashed", "uv left out %s" % ", ".join(lacking[:10]))
         final = self._place.environment(self._recipe.name)
         _bake_in(self._site.env, final)
         return {
@@ -163,8 +151,7 @@ class Build:
             "made_at": shown(time.time()),
             "packages": about["packages"],
             "torch_cuda": about["torch_cuda"],
-            "installer": tool.name,
-            "note": self._note,
+            "is_made": True,
             "label": self._recipe.label,
             "boot_id": boot_id(),
         }
@@ -183,11 +170,6 @@ class Build:
                 raise
         durable.sync_folder(self._place.folder)
         point("env.renamed")
-
-
-def _no_venv(minor: str, failed: Failed) -> Failed:
-    text = "Python %s cannot create environments here; on Debian and Ubuntu: apt install python%s-venv" % (minor, minor)
-    return Failed("python-missing", text, failed.tail)
 
 
 def _packages_in(env: str) -> List[str]:

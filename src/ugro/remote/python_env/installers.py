@@ -1,13 +1,13 @@
-"""The two installers: which commands make an environment, and in which variables they find what they need.
+"""The commands of uv that make an environment, and the variables in which it finds what it needs.
 
-Nothing outside UGRO's folder is written, and no configuration of the user is read: the home folder that an installer
-sees is an empty one. Addresses of indexes may hold passwords: they are passed as variables, which others cannot read.
+Nothing outside UGRO's folder is written, and no configuration of the user is read: the home folder that uv sees is
+an empty one. Addresses of indexes may hold passwords: they are passed as variables, which others cannot read.
 """
 
 from __future__ import annotations
 
 import os
-from typing import Dict, List, Protocol
+from typing import Dict, List
 
 from ugro.remote.process.execute import MARK
 from ugro.remote.python_env.indexes import NETWORK, index_variables
@@ -32,26 +32,14 @@ class Site:
         return os.path.join(self.env, "bin", "python")
 
     def variables(self, marker: str) -> Dict[str, str]:
-        """Of every installer. ``marker``: by it the processes are found that it leaves behind."""
+        """Returns those that uv needs anywhere. By ``marker`` the processes are found that it leaves behind."""
         passed = {name: os.environ[name] for name in NETWORK if name in os.environ}
         folders = {"HOME": self.home, "TMPDIR": self.tmp, "XDG_CONFIG_HOME": self.home, "XDG_DATA_HOME": self.home}
         texts = {"LC_ALL": "C.UTF-8", "NO_COLOR": "1", "COLUMNS": "200", "PYTHONNOUSERSITE": "1", MARK: marker}
         return {"PATH": os.defpath, **passed, **folders, **texts}
 
 
-class Tool(Protocol):
-    name: str
-
-    def variables(self) -> Dict[str, str]: ...
-
-    def create(self, python: str) -> List[str]: ...
-
-    def install(self) -> List[str]: ...
-
-
 class Uv:
-    name = "uv"
-
     def __init__(self, path: str, site: Site, recipe: Recipe) -> None:
         self._path = path
         self._site = site
@@ -78,7 +66,9 @@ class Uv:
         if recipe.extra_index_urls and not recipe.is_offline:
             # Which index a file comes from does not matter: it has the hash that was resolved, or it is refused.
             found["UV_INDEX_STRATEGY"] = "unsafe-best-match"
-        return {**found, **_indexes(self.name, recipe)}
+        if not recipe.is_offline:
+            found.update(index_variables("uv", recipe.index_url, recipe.extra_index_urls, recipe.find_links))
+        return found
 
     def version(self) -> List[str]:
         return [self._path, "--version"]
@@ -94,37 +84,3 @@ class Uv:
         offline = ["--offline", "--no-index", "--find-links", self._site.wheels] if self._recipe.is_offline else []
         how = ["--no-config", "--require-hashes", "--no-deps", *offline]
         return [self._path, "pip", "install", "--python", self._site.python, *how, "-r", self._site.requirements]
-
-
-class Pip:
-    """Where uv cannot run. Needs Python's own venv module, which Debian has in a package of its own."""
-
-    name = "pip"
-
-    def __init__(self, site: Site, recipe: Recipe) -> None:
-        self._site = site
-        self._recipe = recipe
-
-    def variables(self) -> Dict[str, str]:
-        return {
-            "PIP_CONFIG_FILE": os.devnull,
-            "PIP_CACHE_DIR": os.path.join(self._site.place.cache, "pip"),
-            "PIP_DISABLE_PIP_VERSION_CHECK": "1",
-            "PIP_NO_INPUT": "1",
-            "PIP_PROGRESS_BAR": "off",
-            **_indexes(self.name, self._recipe),
-        }
-
-    def create(self, python: str) -> List[str]:
-        return [python, "-I", "-m", "venv", self._site.env]
-
-    def install(self) -> List[str]:
-        offline = ["--no-index", "--find-links", self._site.wheels] if self._recipe.is_offline else []
-        how = ["--require-hashes", "--no-deps", *offline]
-        return [self._site.python, "-I", "-m", "pip", "install", *how, "-r", self._site.requirements]
-
-
-def _indexes(tool: str, recipe: Recipe) -> Dict[str, str]:
-    if recipe.is_offline:
-        return {}
-    return index_variables(tool, recipe.index_url, recipe.extra_index_urls, recipe.find_links)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import glob
-import json
 import os
 import re
 import subprocess
 import sys
 from typing import Any, Dict, Iterator, List, NamedTuple, Optional, Tuple
 
+from ugro.remote import foreign
 from ugro.remote.process import process_tree
 from ugro.remote.python_env import torch_build
 from ugro.remote.python_env.failures import Failed
@@ -20,7 +20,9 @@ _MINORS = range(15, 8, -1)
 # Its own path, too: what is on PATH may be a script that chooses one by folder or variable.
 _VERSION = "import sys; sys.stdout.write('%d.%d.%d %s' % (*sys.version_info[:3], sys.executable))"
 # Runs in an environment's own Python, in a process of its own.
-_PACKAGES = torch_build.SOURCE + r"""
+_PACKAGES = (
+    torch_build.SOURCE
+    + r"""
 import json
 found = {}
 for one in metadata.distributions():
@@ -35,6 +37,7 @@ sys.stdout.write("\n" + json.dumps({
     "nccl": conda_nccl(),
 }))
 """
+)
 
 
 class Interpreter(NamedTuple):
@@ -121,7 +124,7 @@ def describe(python: str, timeout_s: float, *, alone: bool) -> Dict[str, Any]:
     if answer.returncode != 0:
         raise Failed("crashed", "%s ended with code %d%s" % (python, answer.returncode, _last(tail)), tail)
     try:
-        about: Dict[str, Any] = json.loads(answer.stdout.decode("utf-8", "replace").rpartition("\n")[2])
+        about: Dict[str, Any] = foreign.parsed(answer.stdout.rpartition(b"\n")[2], 8 << 20)
     except ValueError as error:
         raise Failed("crashed", "%s did not list its packages" % python, tail) from error
     return about

@@ -29,11 +29,9 @@ class Recipe:
         self.python = _expected(_MINOR, dict(fields["platform"])["python"], "a version such as 3.11")
         self.requirements = _requirements(fields["requirements"])
         self.count = len(_lines(self.requirements))
-        self.tree: Optional[bytes] = None if fields.get("tree") is None else trees.parse_id(fields["tree"])
-        self.installer = None if fields.get("installer") is None else _blob(fields["installer"])
+        self.tree = trees.parse_id(fields["tree"])
+        self.installer = _blob(fields["installer"])
         self.wheels: List[Blob] = [_blob(one) for one in fields.get("wheels") or ()]
-        if self.tree is None and (self.installer or self.wheels):
-            raise ValueError("an installer and wheels are in a tree; which one?")
         index_url = fields.get("index_url")
         self.index_url: Optional[str] = None if index_url is None else _address(index_url)
         self.extra_index_urls = [_address(one) for one in fields.get("extra_index_url") or ()]

@@ -7,10 +7,9 @@ it was started before, and one that comes twice finds another number. Ranks writ
 from __future__ import annotations
 
 import contextlib
-import json
-import os
 from typing import Any, Dict, List, NamedTuple, Optional
 
+from ugro.remote import foreign
 from ugro.remote.process import terminate
 from ugro.remote.runs.ownership import Ownership
 from ugro.remote.runs.ranks import Rank
@@ -31,12 +30,8 @@ class Members(NamedTuple):
 
 def read_members(run: RunDir) -> Optional[Members]:
     """None if there is no such file, or none that could be."""
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        fd = os.open(run.file(_MEMBERS_FILE), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
-        try:
-            found = json.loads(os.read(fd, _MOST_BYTES))
-        finally:
-            os.close(fd)
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        found = foreign.parsed(run.note(_MEMBERS_FILE, _MOST_BYTES) or b"")
         ranks = [int(rank) for rank in found["ranks"]]
         if 0 < len(ranks) <= _MOST_MEMBERS and int(found["number"]) >= 0:
             return Members(int(found["number"]), ranks)

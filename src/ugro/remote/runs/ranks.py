@@ -146,6 +146,11 @@ class Rank:
         rank.starts = self.starts + 1
         return rank
 
+    def note(self, words: str) -> None:
+        """In its log."""
+        with contextlib.suppress(OSError):
+            os.write(self.log.fileno(), b"ugro: rank %d was %s\n" % (self.number, words.encode()))
+
     def end(self, wait_status: int) -> None:
         self.wait_status = wait_status
         self._ended_at = time.time()

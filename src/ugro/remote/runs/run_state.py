@@ -20,7 +20,7 @@ from ugro.remote.files import capped_log
 from ugro.remote.process.oom import OomCounter
 from ugro.remote.process.terminate import Ending, Family, Processes
 from ugro.remote.program import Refused
-from ugro.remote.runs import elastic, sdk
+from ugro.remote.runs import elastic, notices, sdk
 from ugro.remote.runs.elastic import Members
 from ugro.remote.runs.limits import RunLimits
 from ugro.remote.runs.ranks import NotStarted, Rank
@@ -55,6 +55,9 @@ class RunLife:
         self._failure: Optional[Dict[str, Any]] = None
         self.store: Optional[Rank] = None  # no rank: ranks meet in its store
         self.members: Optional[Members] = None
+        self.notices: List[str] = []
+        self._meeting = notices.MeetingPlace.of(spec)
+        self._logged: List[str] = []
         self.changes = 0  # of what is reported while it runs
         self._started_at = time.time()
         self._started_s = clock_s()
@@ -114,6 +117,7 @@ class RunLife:
             "ranks": [{"rank": rank.number, "pid": rank.pid, "start_ticks": rank.start_ticks} for rank in self.ranks],
             **({"limits": self.limits.held, "groups": self.limits.groups} if self.limits.held else {}),
             **(self._elastic_state() if self.spec.is_elastic else {}),
+            **({"notices": self.notices, "changes": self.changes} if self.notices else {}),
         }
 
     def _elastic_state(self) -> Dict[str, Any]:
@@ -128,9 +132,32 @@ class RunLife:
         self.members = found
         return True
 
+    def look_at_notices(self) -> bool:
+        """Whether there is something new to be said of it."""
+        found = notices.read(self.run)
+        if self._meeting is not None:
+            self._meeting.look(self.ranks)
+            is_over = self.verdict is not None and self.verdict.outcome == "succeeded"
+            apart = self._meeting.notice(is_over=is_over) if is_over or self.verdict is None else None
+            if apart is not None:
+                found.append(apart)
+                self._log(apart)
+        is_new, self.notices = found != self.notices, found
+        return is_new
+
+    def _log(self, text: str) -> None:
+        """In the first rank's log, once."""
+        if text not in self._logged:
+            self._logged.append(text)
+            with contextlib.suppress(OSError):  # a full disk
+                os.write(self.ranks[0].log.fileno(), b"ugro: %s\n" % text.encode())
+
     # --- watching -----------------------------------------------------------------------------------------------
 
     def note_end(self, rank: Rank, wait_status: int) -> None:
+        if self.verdict is None and os.WIFSIGNALED(wait_status) and self._has_ended_by_itself(rank):
+            rank.note("ended by signal %d while it exited: its script had ended" % os.WTERMSIG(wait_status))
+            wait_status = 0
         rank.end(wait_status)
         if rank.has_failed and self.ending is None:
             rank.reached_bytes = self.limits.reached_bytes()
@@ -144,6 +171,11 @@ class RunLife:
             is_full = disk.has_nothing_left(self.run.path)
             more = {"after_s": self._age_s(), "oom_kills": self._oom.recent(), "is_disk_full": is_full}
             self._failure = {**rank.record(), **more, "tail": tail}
+
+    def _has_ended_by_itself(self, rank: Rank) -> bool:
+        """Whether this very process has noted that its script ran to its end, and has written its results."""
+        started = self.run.note("ended.%d" % rank.pid, 32)
+        return started is not None and started == b"%d" % rank.start_ticks
 
     def decide(
         self, outcome: str, reason: Optional[str], grace_s: Optional[float], first_signal: Optional[int] = None
@@ -200,9 +232,11 @@ class RunLife:
         found = self.ending.found if self.ending else set()
         leftovers = found - {rank.pid for rank in self.ranks} - {self.store.pid if self.store is not None else 0}
         self.look_at_members()
+        self.look_at_notices()
         members = {} if self.members is None else {"members": self.members._asdict()}
         return {
             **members,
+            **({"notices": self.notices} if self.notices else {}),
             "run": self.run.name,
             "outcome": self.verdict.outcome,
             "reason": self.verdict.reason,

@@ -16,7 +16,7 @@ import socket
 import time
 from typing import Any, Dict, List, Optional, Tuple
 
-from ugro.remote import disk, durable, wakeup
+from ugro.remote import disk, durable, foreign, wakeup
 from ugro.remote.clock import boot_id
 from ugro.remote.files import checkpoint_dir
 from ugro.remote.files.capped_log import CappedLog
@@ -231,7 +231,8 @@ class Supervisor:
         for run in self._lives.values():
             run.life.trim_logs()
             run.claimed.gpus.hear()
-            if run.life.look_at_members():
+            has_news = [run.life.look_at_members(), run.life.look_at_notices()]
+            if any(has_news):
                 self._tell_change(run)
             if run.claimed.is_lease_over():
                 self._expire(run, run.claimed.silent_s())
@@ -430,9 +431,10 @@ class Supervisor:
         with contextlib.suppress(BlockingIOError):
             self._orders += os.read(self._control, 65536)
         *lines, self._orders = self._orders.split(b"\n")
+        self._orders = self._orders[: foreign.MOST_BYTES]  # no order of ours is that long
         for line in lines:
             with contextlib.suppress(ValueError, KeyError, TypeError):  # not from us, or over
-                order = json.loads(line)
+                order = foreign.parsed(line)
                 run = self._lives[order["run"]]
                 if "rank" in order:
                     self._start_again(run, order["rank"], order["starts"])

@@ -11,7 +11,7 @@ import socket
 import time
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Union
 
-from ugro.remote import disk
+from ugro.remote import disk, foreign
 from ugro.remote.program import Program, Refused
 from ugro.remote.runs import daemonize
 from ugro.remote.runs.dir_pool import DirPool
@@ -361,7 +361,7 @@ class _Supervisor:
         elif kind == b"K":
             self._supervisors.answer_from_files(start, pending.until)
         else:
-            complaint = json.loads(text)
+            complaint = foreign.parsed(text)
             start.on_refusal(complaint["kind"], complaint["message"])
 
     def forget(self, name: str) -> None:

@@ -94,7 +94,6 @@ class AgentDir:
         """Remembers the newest generation; an agent that was replaced has no say any more."""
         newest = self._generation.read()[0]
         if generation > newest:
-            self._expect_no_older_layout()
             for folder in (self.runs_path, self._fences_path):
                 durable.make_folder(folder)
             with durable.locked(self._generation.path, _GENERATION_S):
@@ -124,15 +123,6 @@ class AgentDir:
             os.close(fd)
         os.rename(fresh, self._mark_path)
         durable.sync_folder(self.path)
-
-    def _expect_no_older_layout(self) -> None:
-        """Earlier versions kept the runs of all nodes in one folder. Those jobs must not be started a second time."""
-        older = os.path.join(self.root, ".ugro", "agents", self.name, "runs")
-        with contextlib.suppress(FileNotFoundError):
-            runs = sorted(filter(self.is_name, os.listdir(older)))
-            if runs:
-                text = "an older version of UGRO left runs on this node (%s): finish them with it, or delete %s"
-                raise Refused("older-layout", text % (", ".join(runs[:5]), older))
 
     def fence(self, job: str) -> Fence:
         return Fence(self._fences_path, job)
@@ -229,6 +219,16 @@ class RunDir:
     def log(self, rank: int) -> str:
         return "%s/logs/rank_%d.log" % (self.path, rank)
 
+    def note(self, name: str, most_bytes: int) -> Optional[bytes]:
+        """What one of its ranks has written to a file there; None if there is none that could be."""
+        with contextlib.suppress(OSError):
+            fd = os.open(self.file(name), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+            try:
+                return os.read(fd, most_bytes)
+            finally:
+                os.close(fd)
+        return None
+
     def exists(self) -> bool:
         return os.path.isdir(self.path)
 
@@ -288,7 +288,7 @@ class RunDir:
     def claimed_in(self) -> Optional[str]:
         """The boot it was claimed in: None when it was not, empty when that could not be written down."""
         with contextlib.suppress(OSError), open(self.file("claim"), encoding="ascii", errors="replace") as file:
-            return file.read()
+            return file.read(100)
         return None
 
     def make_claim_last(self) -> None:

@@ -20,7 +20,7 @@ MOST_RANKS = 256  # how each ended must fit beside the last lines of a log (rund
 _FIELDS = {
     "ranks", "env", "cwd", "code", "grace_s", "lease_s", "log_cap_bytes", "stop_signal", "outputs", "workdir",
     "checkpoint_dir", "shared", "gpus", "user", "cpus", "memory_bytes", "environment", "path", "sdk",
-    "folders", "share", "elastic", "store",
+    "folders", "share", "elastic", "store", "base",
 }  # fmt: skip
 _ENVIRONMENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,127}")
 _FOLDER = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
@@ -57,6 +57,10 @@ class RunSpec:
         self.cwd: Optional[bytes] = folder(fields.get("cwd"))
         # The tree that is its folder when it starts; by its hash.
         self.code: Optional[bytes] = None if fields.get("code") is None else trees.parse_id(fields["code"])
+        # The tree that is the job's own code: all else in its folder counts as made by it; by its hash.
+        self.base = self.code
+        if "base" in fields:
+            self.base = None if fields["base"] is None else trees.parse_id(fields["base"])
         # The tree that has UGRO's own package, for its ranks to import; by its hash.
         self.sdk: Optional[bytes] = None if fields.get("sdk") is None else trees.parse_id(fields["sdk"])
         # Folders of the submitter that it reads, by name.

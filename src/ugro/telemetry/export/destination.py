@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import base64
-import json
 from collections.abc import Sequence
 from typing import Protocol
 from urllib.parse import urlencode
 
 import ugro
 from ugro.config.export import ExportSection, InfluxKeys, OtlpKeys
+from ugro.remote import foreign
 from ugro.telemetry.channels import post, secret
 from ugro.telemetry.export.encoding import Sample, as_lines, as_otlp
 
@@ -98,7 +98,7 @@ class Otlp:
 def _rejected(answer: bytes) -> int:
     """Of a partial success. A receiver may answer with nothing, and what is no such document rejects nothing."""
     try:
-        found = json.loads(answer)
+        found = foreign.parsed(answer)
         return max(0, int(found["partialSuccess"]["rejectedDataPoints"]))
     except (ValueError, TypeError, LookupError):
         return 0

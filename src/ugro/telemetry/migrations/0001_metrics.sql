@@ -15,6 +15,16 @@ CREATE TABLE series (
     last_step     INTEGER,
     last_value    REAL,
     summary       BLOB,
+    -- A curve's least and largest value: a table of thousands of jobs reads these and no points.
+    value_min     REAL,
+    value_max     REAL,
+    -- Where a curve comes from: of several with one name, the one with the smallest number is kept.
+    origin        INTEGER NOT NULL DEFAULT 0,
+    -- A curve's last finite value; where its least and largest are; and from which step on it is not finite.
+    finite_value  REAL,
+    min_step      INTEGER,
+    max_step      INTEGER,
+    odd_step      INTEGER,
     UNIQUE (owner, key, attempt, rank)
 );
 
@@ -40,5 +50,16 @@ CREATE TABLE source (
     attempt INTEGER NOT NULL,
     path    TEXT NOT NULL,
     place   INTEGER NOT NULL,
+    -- What a reader needs to go on, and what the names of a file's metrics begin with.
+    state   TEXT NOT NULL DEFAULT '',
+    prefix  TEXT NOT NULL DEFAULT '',
     PRIMARY KEY (owner, attempt, path)
+);
+
+-- Parameters that a training wrote beside its metrics.
+CREATE TABLE parameter (
+    owner TEXT NOT NULL,
+    name  TEXT NOT NULL,
+    value TEXT NOT NULL,
+    PRIMARY KEY (owner, name)
 );

@@ -6,12 +6,12 @@ where the bar is not in the log, or not in order with the lines, the lines of th
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from typing import Any
 
 from ugro.core.metrics import TOTAL_STEPS
+from ugro.remote import foreign
 from ugro.telemetry.sources.reading import AT_ONCE, LARGEST, Origin, Piece, Reading, number, real, whole_lines
 
 _LONGEST_LINE = 8192
@@ -115,9 +115,9 @@ def read_state(piece: Piece) -> Reading:
         reading.end = len(piece.content)
         return reading
     try:
-        state = json.loads(piece.content)
+        state = foreign.parsed(piece.content, AT_ONCE)
         history = state["log_history"]
-    except (ValueError, RecursionError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError):
         return reading  # not complete yet
     reading.end = len(piece.content)
     step, total = state.get("global_step"), real(state.get("max_steps"))

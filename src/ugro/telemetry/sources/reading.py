@@ -52,6 +52,7 @@ class Reading:
     parameters: dict[str, str] = field(default_factory=dict)
     end: int = 0  # how much of the piece is done; the rest is read again when the file has grown
     state: str = ""
+    has_cut: bool = False  # a line was too long to be read
 
     def add(self, origin: Origin, name: str, step: int, time_s: float, value: float) -> None:
         """Skips what cannot be shown: too long names, impossible steps."""

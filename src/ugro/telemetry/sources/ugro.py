@@ -14,7 +14,9 @@ _LOSS_OF_STEPS = "profile/loss"
 
 def read(piece: Piece) -> Reading:
     end = _end_of_lines(piece.content)
-    reading = Reading(_points(piece.content[:end].splitlines()), end=end)
+    lines = piece.content[:end].splitlines()
+    kept = [line for line in lines if len(line) <= records.LONGEST_LINE]
+    reading = Reading(_points(kept), end=end, has_cut=len(kept) < len(lines))
     for key in [key for key in reading.points if key.name == _LOSS_OF_STEPS]:
         points = reading.points[key]
         reading.points[Key(Origin.STEPS, key.rank, "loss")] = points.cut(0)
@@ -24,7 +26,7 @@ def read(piece: Piece) -> Reading:
 def _end_of_lines(content: bytes) -> int:
     """Whole lines only; the last one may be incomplete."""
     end = content.rfind(b"\n") + 1
-    if not end and len(content) >= records.LONGEST_LINE:
+    if not end and len(content) > records.LONGEST_LINE:
         return len(content)  # no valid line is that long
     return end
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ugro.core.support.protobuf import Damaged, fields, messages, signed, text
+from ugro.remote import foreign
 from ugro.telemetry.sources.reading import AT_ONCE, LARGEST, Origin, Piece, Reading, real
 
 _MAGIC = b":W&B\xe1\xbe\x00"
@@ -143,11 +144,9 @@ def _items(message: bytes) -> Iterator[tuple[str, Any]]:
 
 
 def _parsed(value: bytes) -> Any:
-    if len(value) > _LARGEST_VALUE:
-        return None
     try:
-        return json.loads(value)
-    except (ValueError, RecursionError):
+        return foreign.parsed(value, _LARGEST_VALUE)
+    except ValueError:
         return None
 
 

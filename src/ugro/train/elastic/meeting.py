@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import atexit
 import json
+import logging
+import math
 import os
 import threading
 import time
@@ -21,9 +23,12 @@ from ugro.core.errors import UgroError
 from ugro.policy.elastic.forming import GRACE_S, Forming, TooFew, Wait, decide
 from ugro.train.elastic.errors import LeftBehind
 
+log = logging.getLogger("ugro.train")
+
 _LOOK_S = 0.02  # at what others have written, while waiting for them
 _LISTEN_S = 0.1  # for a call, while computing
 _ASK_AGAIN_S = 10.0
+_SAY_S = 30.0
 _STORE_S = 60.0  # the longest that the store may take to be there, or to answer
 _CALLED, _JOINS = "called", "joins"
 _PREFIX = "ugro"
@@ -130,17 +135,26 @@ class Meeting:
             self._decide(number, time.monotonic() - begun)
             time.sleep(_LOOK_S)
 
-    def join(self) -> Formed:
-        """Waits until the others take this rank in. They decide when: this one has no state that could go on."""
-        seen, asked_at = 0, float("-inf")
+    def join(self, at_least: int = 1) -> Formed:
+        """Waits until the others take this rank in. They decide when: this one has no state that could go on.
+
+        ``at_least``: the number of the group; those before it are broken.
+        """
+        seen, asked_at = at_least - 1, float("-inf")
+        begun, said_s = time.monotonic(), 0.0
         while True:
+            if (waited_s := time.monotonic() - begun) > said_s + _SAY_S:
+                said_s = waited_s
+                log.warning(
+                    "rank %d waits to join: the others let it in between two steps (%.0f s)", self.rank, waited_s
+                )
             if time.monotonic() - asked_at > _ASK_AGAIN_S:
                 asked_at = time.monotonic()
                 self._store.set(f"join/{self._store.add(_JOINS, 1)}", str(self.rank))
             if (called := self._called()) > seen:
                 seen = called
                 self._come(seen)
-            formed = self._published(seen) if seen else None
+            formed = self._published(seen) if seen >= at_least else None
             if formed is not None and self._place(formed) is not None:
                 return formed
             time.sleep(_LOOK_S)
@@ -213,13 +227,18 @@ class Meeting:
     # --- while the script computes ------------------------------------------------------------------------------
 
     def _listen(self) -> None:
+        heard_at = reported_s = 0.0
         try:
             store = self.connected(_PREFIX)
             while not self._is_closed.wait(_LISTEN_S):
                 called = int(store.get(_CALLED))
                 if called > max(self._heard, self.number):
-                    silent_s = time.monotonic() - self._spoke_at
-                    store.set(f"{called}/here/{self.rank}", str(round(silent_s, 3)))
+                    heard_at, reported_s = time.monotonic(), math.inf
+                # What it does since then counts, too: one that goes on working is never silent for long.
+                silent_s = round(heard_at - self._spoke_at, 3)
+                if called > self.number and silent_s < reported_s:
+                    reported_s = silent_s
+                    store.set(f"{called}/here/{self.rank}", str(silent_s))
                 self._heard, self._requests = called, int(store.add(_JOINS, 0))
         except RuntimeError:  # the store is gone: this rank trains on, and says so when it needs it
             return

@@ -1,12 +1,17 @@
 """The members of a run change: the others keep their state, form a new group and go on; one that joins gets it.
 
-Ranks count what they have done together, a step or an exchange between two steps. When a rank is lost, others may
-have completed the same thing that it broke: at most one, since nobody can begin the next one alone. Those who have not
-get its outcome from one who has, and all are at the same place again.
+Ranks count what they have done together, a step or an exchange between two steps. A rank counts a step, and lets the
+optimizer run, when every rank has told it that its device has all gradients. Else it has changed nothing, and does the
+step again.
+
+When a rank is lost, others may have completed the same thing that it broke: at most one, since nobody can begin the
+next one alone. Those who have not get its outcome from one who has, and all are at the same place again. If all who
+have are lost, it is done again by those who are left.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import time
@@ -15,10 +20,12 @@ from enum import StrEnum
 from typing import Any, Protocol
 
 from ugro.core.errors import UgroError, UsageError
+from ugro.core.support.quantity import format_size
+from ugro.train.clock import Clock
 from ugro.train.elastic import state
 from ugro.train.elastic.errors import LEFT_BEHIND, LeftBehind, is_lost
 from ugro.train.elastic.meeting import Formed, Meeting, Rules
-from ugro.train.group import Exchange, Group
+from ugro.train.group import Arrival, Content, Exchange, Group
 from ugro.train.guard import Guard, LossFunction
 from ugro.train.sampler import Progress
 from ugro.train.stepping import Stepping
@@ -28,6 +35,10 @@ log = logging.getLogger("ugro.train")
 
 _START_S = 1800.0  # torch's own limit: ranks may take long to start
 _FORM_S = 20.0  # all members wait at the same place: one that does not come is lost
+_MOST_FAILURES = 3  # of a rank that joins: then the others go on without it
+_SAY_S = 10.0
+_LOOK_S = 0.0002  # at the device, while it exchanges
+_ROUND_S = 0.2  # the others are asked so often, which shows who is lost
 KEEP_HINT = "call run.keep(model=…, optimizer=…) and run.loader(…) before run.epochs(…)"
 
 
@@ -49,6 +60,18 @@ class Change:
     joined: tuple[str, ...]
     lead: int
     seconds: float
+
+
+class Saying:
+    """What takes long is said, at first after a while, and not too often."""
+
+    def __init__(self) -> None:
+        self._said_at = time.monotonic()
+
+    def now_and_then(self, text: str) -> None:
+        if time.monotonic() - self._said_at > _SAY_S:
+            self._said_at = time.monotonic()
+            log.warning("%s", text)
 
 
 class Trainee(Protocol):
@@ -73,7 +96,9 @@ class Elastic:
         self._names: dict[int, str] = {}
         self._position = 0
         self._last: list[bytes] = []  # the outcome of the last exchange
-        self._is_broken = False  # measurements of the last step were lost, and with them what ranks agreed on
+        self._is_counted = True  # the last step: from then on it is not done again
+        self._is_applied = True  # an optimizer has run since
+        self._has_gradients = False  # of a step that others have completed, and not applied yet
         self._scaler: Any = None  # the script's
         self._scaler_state: dict[str, Any] | None = None  # of the others, for the next step
 
@@ -116,10 +141,12 @@ class Elastic:
             return
         if self.is_joining and not may_join:
             raise UsageError("a rank can join a training only in run.epochs(…)", hint=KEEP_HINT)
-        if not state.has_optimizer(self._trainee.kept()):
+        if not state.optimizers(self._trainee.kept()):
             # A rank that joins, or is a step behind, gets the others' state: also what their optimizer remembers.
             raise UsageError("an elastic training has to know its optimizer", hint=KEEP_HINT)
         self._group.again = self._exchange
+        for optimizer in state.optimizers(self._trainee.kept()):
+            optimizer.register_step_pre_hook(lambda *_: self._update_begins())
         if self.is_joining:
             self._regroup(At.BOUNDARY)
         else:
@@ -142,7 +169,7 @@ class Elastic:
     def boundary(self) -> None:
         """Between two steps, the same two on all ranks."""
         self.meeting.spoke()
-        if self.meeting.is_called or self._steps.regroups or self._is_broken:
+        if self.meeting.is_called or self._steps.regroups:
             self._steps.regroups = False
             self._regroup(At.BOUNDARY)
 
@@ -166,7 +193,7 @@ class Elastic:
                 if not self._is_lost(error):
                     raise
             else:
-                self._position += 1
+                self._count()
                 return loss
             loss = self._steps.abandon()
             _restore(self._trainee.progress, before)
@@ -178,16 +205,8 @@ class Elastic:
             batch = again
 
     def block_is_over(self) -> None:
-        """The end of a ``with`` block, whose gradients are those of the whole batch: only measurements can be lost."""
-        try:
-            self._steps.finish()
-        except RuntimeError as error:
-            if not self._is_lost(error):
-                raise
-            self._steps.abandon()
-            self._steps.count_step()
-            self._is_broken = True  # what the script does after the block still needs these gradients
-        self._position += 1
+        self._steps.finish()
+        self._count()
 
     def block_was_interrupted(self, error: BaseException, scaler: Any) -> bool | None:
         """The script goes on behind the block, with gradients that change nothing. True: others had completed the step.
@@ -196,18 +215,61 @@ class Elastic:
         """
         if not self._is_lost(error):
             return None
+        if self._is_counted:
+            raise UgroError(
+                "a rank was lost in a step in which an optimizer had run already: it cannot be done again",
+                hint="call optimizers after the last backward of a block, and none of torch.distributed after them; "
+                "the job is tried again from its last checkpoint",
+            ) from error
         self._steps.abandon()
         is_behind = self._interrupted(scaler)
         if not is_behind:
             self._trainee.batch_again(None)
         return is_behind
 
+    # --- when a step counts -------------------------------------------------------------------------------------
+
+    def step_begins(self) -> None:
+        self.meeting.spoke()
+        self._is_counted = self._is_applied = False
+
+    def agreed(self, clock: Clock, words: list[float]) -> list[list[float]]:
+        """Returns the words of all ranks, when their devices have what they exchanged, and all ranks know it.
+
+        A rank that is lost meanwhile breaks the next round, whatever a device still waits for.
+        """
+        arrival = self._group.arrival(clock)
+        begun = time.monotonic()
+        while True:
+            said = self._group.gather([float(_comes(arrival)), *words]).wait()
+            if all(is_there for is_there, *_ in said):
+                return [own for _, *own in said]
+            limit_s = self.meeting.rules.timeout_s
+            if time.monotonic() - begun > limit_s:
+                waiting = [name for name, (is_there, *_) in zip(self._group.nodes, said, strict=True) if not is_there]
+                raise UgroError(
+                    f"the gradients were not exchanged within {limit_s:.0f} s: {', '.join(waiting)} waits for them",
+                    hint="elastic.timeout (--rank-timeout) must be longer than an exchange takes; or a GPU hangs",
+                )
+
+    def _count(self) -> None:
+        if not self._is_counted:
+            self._is_counted = True
+            self._position += 1
+
+    def _update_begins(self) -> None:
+        """An optimizer is about to run: it does so only after the last backward has returned, with ``agreed``."""
+        if self._steps.is_under_way:
+            self._count()
+        self._is_applied = True
+
     def _interrupted(self, scaler: Any) -> bool:
         """True: others had completed the step, and this rank has now what came of it."""
         is_behind = self._regroup(At.STEP)
         if is_behind:
             self._steps.count_step()
-        state.void_gradients(self._steps.model, scaler)
+        if not self._has_gradients:
+            state.void_gradients(self._steps.model, scaler)
         return is_behind
 
     def _is_lost(self, error: BaseException) -> bool:
@@ -234,8 +296,9 @@ class Elastic:
         """True: this rank was behind, and has the outcome of what it was at."""
         begun = time.monotonic()
         number = self.meeting.number + 1
+        failures = 0
         while True:
-            state.let_go(self._steps)
+            state.let_go(self._steps, keeps_gradients=self._must_apply(at))
             self._group.leave()
             formed = self._formed(number, at)
             try:
@@ -243,12 +306,21 @@ class Elastic:
             except RuntimeError as error:
                 if not is_lost(error):
                     raise
+                failures += 1
+                log.warning("the group broke while it was formed, and is formed again: %s", error)
+            if self.is_joining and failures == _MOST_FAILURES:
+                log.error("rank %d gives up to join: %d groups broke with it", self.meeting.rank, failures)
+                raise SystemExit(LEFT_BEHIND)
             number = formed.number + 1
+
+    def _must_apply(self, at: At) -> bool:
+        """The script exchanges something between a step and its optimizer, such as the loss."""
+        return at is At.EXCHANGE and self._is_counted and not self._is_applied
 
     def _formed(self, number: int, at: At) -> Formed:
         try:
             if self.is_joining:
-                return self.meeting.join()
+                return self.meeting.join(number)
             return self.meeting.form(number, takes=at is not At.EXCHANGE)
         except LeftBehind as error:
             log.error("%s", error)
@@ -265,27 +337,69 @@ class Elastic:
         group.meet(self.meeting.connected(f"group/{formed.number}"), _FORM_S)
         own = {
             "position": self._position, "joins": self.is_joining, "at": at, "lead": self._trainee.lead(),
-            "stops": self._steps.stops,
+            "stops": self._steps.stops, "must_apply": self._must_apply(at),
         }  # fmt: skip
         said = [json.loads(one) for one in group.plain_contents(json.dumps(own).encode())]
         source = max(range(len(said)), key=lambda rank: (-1 if said[rank]["joins"] else said[rank]["position"], -rank))
         furthest = said[source]["position"]
-        brief = json.loads(group.send(self._brief() if group.rank == source else b"", source))
+        brief = json.loads(bytes(group.send(self._brief() if group.rank == source else b"", source)))
         is_behind = not self.is_joining and self._position < furthest
         wants = [one["joins"] or (one["position"] < furthest and one["at"] == At.STEP) for one in said]
-        if any(wants):
-            own_state = (self._steps.model, self._trainee.kept(), self._scaler)
-            content = group.send(state.packed(*own_state) if group.rank == source else b"", source)
+        has_gradients = any(wants) and bool(said[source]["must_apply"])
+        content: Content = self._sent(formed, source, has_gradients) if any(wants) else b""
         group.plain_contents(b"")  # nobody goes on before all have everything
+        if any(wants):
+            self._take_over(content if wants[group.rank] else None, formed)
         group.limit(self.meeting.rules.timeout_s)
-        if wants[group.rank]:
-            kept, is_all = self._trainee.kept(), self.is_joining
-            self._scaler_state = state.unpack(content, self._steps.model, kept, is_all=is_all)
-        self._is_broken = False
+        self._has_gradients = is_behind and has_gradients
+        if is_behind:
+            self._is_counted, self._is_applied = True, not has_gradients
         self._steps.stops = any(one["stops"] for one in said)  # some may not have heard it
         self._adopt(brief, is_behind)
         self._go_on(formed, brief, max(int(one["lead"]) for one in said), begun)
         return is_behind
+
+    def _sent(self, formed: Formed, source: int, with_gradients: bool) -> Content:
+        """The state of one rank. To pack and to send much of it takes long: the others hear that it goes on."""
+        group, file, saying = self._group, io.BytesIO(), Saying()
+        name = f"rank {formed.ranks[source]}"
+
+        def pack() -> None:
+            if group.rank == source:
+                model, kept = self._steps.model, self._trainee.kept()
+                state.pack(file, model, kept, self._scaler, with_gradients=with_gradients)
+
+        def reached(said: list[list[float]]) -> None:
+            saying.now_and_then(f"{name} packs its state: {format_size(int(said[source][1]))} so far")
+
+        def sent(done: int, size: int) -> None:
+            saying.now_and_then(f"the state of {name} is sent: {format_size(done)} of {format_size(size)}")
+
+        group.while_others_wait(pack, lambda: self._works(file.tell()), reached)
+        return group.send(file.getbuffer(), source, sent)
+
+    def _take_over(self, content: Content | None, formed: Formed) -> None:
+        """``content``: for this rank; none: for others."""
+        saying = Saying()
+
+        def unpack() -> None:
+            if content is not None:
+                kept, is_all = self._trainee.kept(), self.is_joining
+                self._scaler_state = state.unpack(content, self._steps.model, kept, is_all=is_all)
+
+        def report(said: list[list[float]]) -> None:
+            left = [f"rank {rank}" for rank, (is_done, _) in zip(formed.ranks, said, strict=True) if not is_done]
+            saying.now_and_then(f"{', '.join(left)} takes over the state")
+
+        try:
+            self._group.while_others_wait(unpack, self._works, report)
+        except RuntimeError as error:  # this rank has what it needs: the next exchange shows who is lost
+            if not is_lost(error):
+                raise
+
+    def _works(self, reached: float = 0.0) -> float:
+        self.meeting.spoke()
+        return float(reached)
 
     def _brief(self) -> bytes:
         return json.dumps(
@@ -341,6 +455,18 @@ def summary(change: Change, step: int) -> str:
     count = len(change.names)
     ranks = f"{count} rank{'s' * (count != 1)}"
     return f"{what}; training goes on with {ranks} at step {step}, after {change.seconds:.1f} s"
+
+
+def _comes(arrival: Arrival | None) -> bool:
+    """Whether it is there, after a while."""
+    if arrival is None:
+        return True
+    limit = time.monotonic() + _ROUND_S
+    while not arrival.is_there():
+        if time.monotonic() > limit:
+            return False
+        time.sleep(_LOOK_S)
+    return True
 
 
 def _restore(progress: Progress, values: dict[str, Any]) -> None:

@@ -13,20 +13,22 @@ from typing import Any
 
 from ugro.train import checkpoint
 from ugro.train.elastic.meeting import Formed
+from ugro.train.group import Content
 from ugro.train.stepping import Stepping
 
-_MODEL, _SCALER = "\0model", "\0scaler"  # no names that a script can give
+_MODEL, _SCALER, _GRADIENTS = "\0model", "\0scaler", "\0gradients"  # no names that a script can give
 MEMBERS_FILE = "members.json"
 
 
-def let_go(stepping: Stepping) -> None:
+def let_go(stepping: Stepping, *, keeps_gradients: bool = False) -> None:
     """Of everything that keeps the old group: its connections are closed with the last reference, and others notice."""
     stepping.abandon()
     model = stepping.model
     if model is None:
         return
     for parameter in model.parameters():
-        parameter.grad = None  # parts of the exchange buffers
+        # Parts of the exchange buffers.
+        parameter.grad = parameter.grad.clone() if keeps_gradients and parameter.grad is not None else None
     if hasattr(model, "reducer"):
         model.reducer = model.logger = model.process_group = None
 
@@ -43,7 +45,8 @@ def void_gradients(model: Any, scaler: Any) -> None:
         first.grad = torch.full_like(first, float("inf"))
 
 
-def packed(model: Any, kept: Mapping[str, Any], scaler: Any) -> bytes:
+def pack(file: io.BytesIO, model: Any, kept: Mapping[str, Any], scaler: Any, *, with_gradients: bool = False) -> None:
+    """``with_gradients``: the rank that gets this still has to apply them, as this one has."""
     import torch
 
     objects = checkpoint.states(kept)
@@ -51,18 +54,21 @@ def packed(model: Any, kept: Mapping[str, Any], scaler: Any) -> bytes:
         objects[_MODEL] = checkpoint.bare(model).state_dict()
     if scaler is not None:
         objects[_SCALER] = scaler.state_dict()
-    file = io.BytesIO()
+    if with_gradients:
+        objects[_GRADIENTS] = [one.grad for one in model.parameters()]
     torch.save(objects, file)
-    return file.getvalue()
 
 
-def unpack(content: bytes, model: Any, kept: Mapping[str, Any], *, is_all: bool) -> dict[str, Any] | None:
+def unpack(content: Content, model: Any, kept: Mapping[str, Any], *, is_all: bool) -> dict[str, Any] | None:
     """``is_all``: for a rank that joins. One that is a step behind takes what the optimizer has made of it; the rest
     of its objects, such as schedulers, its own script moves on. Returns the state of a GradScaler."""
     import torch
 
     objects = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     scaler: dict[str, Any] | None = objects.pop(_SCALER, None)
+    if (gradients := objects.pop(_GRADIENTS, None)) is not None:
+        for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+            parameter.grad = None if gradient is None else gradient.to(parameter.device)
     if _MODEL in objects:
         checkpoint.bare(model).load_state_dict(objects.pop(_MODEL))
     if is_all:
@@ -97,10 +103,10 @@ def _number_in(noted: Path) -> int:
         return -1
 
 
-def has_optimizer(kept: Mapping[str, Any]) -> bool:
+def optimizers(kept: Mapping[str, Any]) -> list[Any]:
     import torch
 
-    return any(isinstance(one, torch.optim.Optimizer) for one in kept.values())
+    return [one for one in kept.values() if isinstance(one, torch.optim.Optimizer)]
 
 
 def seed_apart(seed: int, rank: int, number: int) -> None:

@@ -177,6 +177,7 @@ class UgroAccelerator(Accelerator):  # type: ignore[misc]
         if not is_named:
             return self._ugro_save()
         with self.ugro.pause():
+            self.ugro.expect_finite()
             place = super().save_state(output_dir, *others, **more)
             self._ugro_complete(Path(str(place)))
             if self.ugro.is_main:
@@ -215,6 +216,7 @@ class UgroAccelerator(Accelerator):  # type: ignore[misc]
         folder = self.ugro.run.surroundings.checkpoints
         unfinished, finished = folder / f".{self._ugro_name()}.partial", folder / self._ugro_name()
         with self.ugro.pause():
+            self.ugro.expect_finite()
             super().save_state(str(unfinished))
             self._ugro_complete(unfinished)
             if self.ugro.is_main:

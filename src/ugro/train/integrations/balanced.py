@@ -17,7 +17,7 @@ from typing import Any
 from ugro.core.errors import UsageError
 from ugro.policy.balance.mode import Mode
 from ugro.policy.balance.planner import Balancer, Batch
-from ugro.train import batchnorm, checkpoint, loader
+from ugro.train import batchnorm, checkpoint, loader, start
 from ugro.train.integrations.journal import Journal
 from ugro.train.integrations.places import VERSION, checked
 from ugro.train.integrations.portions import Portion
@@ -110,7 +110,8 @@ class Balanced:
         """
         total = order.global_batch
         least = min(self.run._least * parts, total // self.ranks)
-        batch = Batch(total, self.run._balance.names, max(parts, least), parts)
+        granule = parts * start.granule(self.device, total, self.ranks * parts)
+        batch = Batch(total, self.run._balance.names, max(parts, least), granule)
         around = self.run.surroundings
         # Equal shares that are no multiples of the parts could never be compared with the plan.
         is_odd = around.mode is Mode.ADAPTIVE and total % (self.ranks * parts) != 0
@@ -180,7 +181,7 @@ class Balanced:
 
     def before_backward(self, part_of_mean: Any) -> None:
         """``part_of_mean``: what this portion adds to the mean loss of all ranks."""
-        self._stepping.company.waited_s += sum(self._clock.between(begin, end) for begin, end in self._pauses)
+        self._stepping.paused(self._pauses)
         self._pauses.clear()
         self._mean = self._mean + part_of_mean
         slice_ = self._stepping.slice
@@ -212,6 +213,10 @@ class Balanced:
         self._restored = checked(state, where)
         for name in ("seed", "epoch", "cursor", "step"):
             setattr(self.progress, name, int(state[name]))
+
+    def expect_finite(self) -> None:
+        """Raises on all ranks before a checkpoint of parameters that are not finite. All of them call it."""
+        self._stepping.expect_finite()
 
     def random_states(self) -> list[str]:
         """Of every rank, on every rank."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from ugro.train.integrations.portions import Portion
 
-_OPTIONS = (
+OPTIONS = (
     "collate_fn", "num_workers", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context",
     "prefetch_factor", "persistent_workers", "in_order",
 )  # fmt: skip
@@ -40,7 +40,7 @@ class Feed:
         import torch
         from torch.utils.data import DataLoader
 
-        options = {name: getattr(source, name) for name in _OPTIONS if hasattr(source, name)}
+        options = {name: getattr(source, name) for name in OPTIONS if hasattr(source, name)}
         self._chance = torch.Generator()
         self._handed_out: deque[Portion] = deque()
         indices = _Indices(make, self._handed_out, count)

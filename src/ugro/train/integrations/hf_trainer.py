@@ -257,8 +257,10 @@ class UgroTrainerMixin:
             balanced.leave()
 
     def _save_checkpoint(self, model: Any, trial: Any, *others: Any) -> None:
-        super()._save_checkpoint(model, trial, *others)  # type: ignore[misc]
         balanced = self._ugro
+        if balanced is not None:
+            balanced.expect_finite()
+        super()._save_checkpoint(model, trial, *others)  # type: ignore[misc]
         if balanced is None:
             return
         folder = Path(self._get_output_dir(trial)) / f"checkpoint-{self.state.global_step}"  # type: ignore[attr-defined]

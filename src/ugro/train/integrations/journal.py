@@ -7,9 +7,14 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from ugro.core.errors import UgroError
-from ugro.train.metrics import Metrics, kept
+from ugro.core.metrics import is_loss
+from ugro.train.metrics import Metrics, kept, plain
+from ugro.train.notices import Notices
+from ugro.train.start import run_name
 from ugro.train.surroundings import Surroundings
 from ugro.train.trial import OTHER_LIBRARY, leave
+
+_NOT_FINITE = ("NaN", "Infinity", "-Infinity")
 
 
 class Log(Protocol):
@@ -30,12 +35,23 @@ class Journal:
         self.is_main = around.rank == 0
         self._is_trial = around.trial is not None
         name = "metrics.jsonl" if self.is_main else f"metrics.rank_{around.rank}.jsonl"
+        self._told: set[str] = set()  # losses that were not finite
+        self._notices = Notices(around.run_folder, run_name(around), around.rank)
         self._metrics = Metrics(around.output / name, {"attempt": around.attempt, "rank": around.rank})
 
     def log(self, *, step: int | None = None, **values: Any) -> None:
         self.refuse_trial()
-        plain = {name: kept(value) for name, value in values.items()}
-        self._metrics.put({"kind": "log", "step": step, "epoch": None, "values": plain})
+        found = {name: kept(value) for name, value in values.items()}
+        for name, value in found.items():
+            if isinstance(value, float | str) and plain(value) in _NOT_FINITE and is_loss(name):
+                self._say(name, str(plain(value)), step)
+        self._metrics.put({"kind": "log", "step": step, "epoch": None, "values": found})
+
+    def _say(self, name: str, value: str, step: int | None) -> None:
+        """At the first time; the last values are on the job's page."""
+        if name not in self._told:
+            self._told.add(name)
+            self._notices.say(name, f"{name} was {value} in step {step}")
 
     def announce(self, *, step: int, total_steps: int) -> None:
         """Records how many steps there will be."""

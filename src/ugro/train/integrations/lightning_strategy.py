@@ -159,6 +159,8 @@ class UgroStrategy(DDPStrategy):  # type: ignore[misc]
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, *others: Any, **more: Any) -> None:
         """Called by all ranks; one writes."""
+        if self._balanced is not None:
+            self._balanced.expect_finite()
         super().save_checkpoint(checkpoint, filepath, *others, **more)
         if self.is_global_zero and self._balanced is not None:
             name = f"step_{int(checkpoint['global_step']):09}.ckpt"

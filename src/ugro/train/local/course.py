@@ -8,7 +8,6 @@ each other (``max_staleness`` 0).
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +15,8 @@ from typing import Any
 from ugro.policy.local.rounds import Ranges, RoundPlan, Rounds, merged, size, take
 from ugro.policy.local.staleness import Update, judge, patience_s
 from ugro.policy.local.sync import Sync
+from ugro.policy.training.nan import Incident, OnNan, Wrong
+from ugro.train.finite import NotFinite
 from ugro.train.local import exchange
 from ugro.train.local.meeting import Meeting, Reports
 from ugro.train.local.outer import OuterStep
@@ -84,15 +85,19 @@ class LocalCourse:
 
     def rounds_of_epoch(self) -> Iterator[Share]:
         """This rank's shares of the rest of the epoch; all ranks have one model before and after."""
+        from torch import distributed
+
         self.settle()
         self.left, self._epoch = self._rest(), self.stepping.progress.epoch
         self.resumed, self._first_step = None, self._first_of_epoch()
+        for one in self.values.thawed():  # they may have begun again, with other values on each rank
+            distributed.broadcast(one.data, 0)
         self.values.agree()
         self.shares = [Share()] * self._group.ranks
         self._assign([True] * self._group.ranks)
         try:
             while self.left or any(share.ranges for share in self.shares):
-                self.stepping.tally = Tally()
+                self.stepping.tally = Tally(self.stepping.now())
                 yield self.own
                 self._end_round()
                 if self._is_ending and self._is_in_agreement():
@@ -117,7 +122,7 @@ class LocalCourse:
         try:
             self._end_round()
             while not self._is_in_agreement():
-                self.stepping.tally = Tally()
+                self.stepping.tally = Tally(self.stepping.now())
                 self._end_round()
         finally:
             self._unfinished = self.stepping.tally = None
@@ -176,7 +181,7 @@ class LocalCourse:
     # --- the end of a round -------------------------------------------------------------------------------------
 
     def _end_round(self) -> None:
-        own_s, is_there = self._own_s(), False
+        own_s, is_there = self.stepping.own_s(), False
         while not is_there:
             self._settle(is_agreement=False)
             change = self.values.change()
@@ -189,27 +194,29 @@ class LocalCourse:
             self._saves_now = False
             self.save()
 
-    def _own_s(self) -> float:
-        stepping = self.stepping
-        assert stepping.tally is not None
-        if self._group.device.type == "cuda":
-            import torch
-
-            torch.cuda.synchronize(self._group.device)
-        stepping.count_times()
-        return time.perf_counter() - stepping.tally.begun
-
     def _report(self, own_s: float, change: Change) -> Report:
         stepping, tally = self.stepping, self.stepping.tally
         assert tally is not None
+        stepping.look_back()
+        if not change.is_finite:
+            self._tell_of_parameters(tally)
         return Report(
-            used=tally.used, mass=tally.mass, steps=tally.steps, loss=tally.loss(), own_s=own_s, data_s=tally.data_s,
-            forward_s=tally.forward_s, backward_s=tally.backward_s, optimizer_s=tally.optimizer_s,
+            used=tally.used, mass=tally.mass - tally.left_out, steps=tally.steps, loss=tally.loss(), own_s=own_s,
+            data_s=tally.data_s, forward_s=tally.forward_s, backward_s=tally.backward_s, optimizer_s=tally.optimizer_s,
             exposed_s=self._exposed_s, exchange_s=self._exchange_s, largest=change.largest, exact=change.exact,
             part=stepping.part.asked() if stepping.part is not None else 1.0,
             trace_steps=stepping.tracer.asked() if stepping.tracer is not None else 0,
             stops=stepping.is_asked_to_stop, saves=self.wants_checkpoint, leaves=self._unfinished is not None,
+            is_finite=change.is_finite, stops_for=tally.stops_for,
         )  # fmt: skip
+
+    def _tell_of_parameters(self, tally: Tally) -> None:
+        watch = self.stepping.finite
+        incident = Incident(self.stepping.called, self.stepping.progress.step, Wrong.PARAMETERS)
+        if watch.choice is OnNan.STOP:
+            tally.stops_for = tally.stops_for or incident.words
+        else:
+            watch.tell(incident, is_left_out=True)
 
     def _conclude(self, reports: Reports, change: Change | None) -> None:
         """Every rank does this for every round. ``change``: of this rank, if it may take part."""
@@ -217,10 +224,14 @@ class LocalCourse:
         rank = self._group.rank
         delays = [self._number - share.number for share in self.shares]
         updates = [
-            None if report is None else Update(report.mass, delay)
+            None if report is None else Update(report.mass, delay, report.is_finite)
             for report, delay in zip(reports, delays, strict=True)
         ]
         verdict = judge(updates, self.sync.max_staleness)
+        own = reports[rank]
+        if own is not None and not own.is_finite:  # it goes on from what the others have
+            self.values.return_to_common()
+            change = None
         self.rejected += sum(one.used for place in verdict.rejected if (one := reports[place]) is not None)
         is_there = reports[rank] is not None
         self._begin_exchange(reports, change if is_there else None, verdict.weights)
@@ -229,6 +240,8 @@ class LocalCourse:
             self._exposed_s = self._exchange_s = 0.0
         if self._is_together:
             self._settle(is_agreement=True)
+        if stopping := [report.stops_for for report in reports if report is not None and report.stops_for]:
+            raise NotFinite(stopping[0])
         self._account(reports)
         self._recorder.record(numbers, self.stepping.progress, self.order)
         self._follow(reports, is_there=is_there)
@@ -280,7 +293,7 @@ class LocalCourse:
     # --- the exchange -------------------------------------------------------------------------------------------
 
     def _begin_exchange(self, reports: Reports, change: Change | None, weights: tuple[float, ...]) -> None:
-        there = [report for report in reports if report is not None]
+        there = [report for report in reports if report is not None and report.is_finite]
         sent = None if change is None else change.tensors
         if not any(weights):  # nothing counts: a rejected rank takes over the common values
             if sent is not None:
@@ -289,7 +302,8 @@ class LocalCourse:
         largest = max((report.largest for report in there), default=0.0)
         format_ = exchange.Format(largest, frozenset(number for report in there for number in report.exact))
         like = sent if sent is not None else self.values.wide_common()
-        self._flight = exchange.begin(like, sent, weights[self._group.rank], format_, self._bulk)
+        self._flight = exchange.Flight(like, format_, sent, self.stepping.clock)
+        exchange.begin(self._flight, weights[self._group.rank], self._bulk)
 
     def _settle(self, *, is_agreement: bool) -> None:
         """Waits for the exchange that is under way, and moves to what came of it."""
@@ -298,11 +312,9 @@ class LocalCourse:
             if is_agreement:
                 self.values.return_to_common()
             return
-        waiting = time.perf_counter()
         mean = flight.wait()
-        now = time.perf_counter()
-        self._exposed_s += now - waiting
-        self._exchange_s += now - flight.begun
+        self._exposed_s += flight.exposed_s
+        self._exchange_s += flight.seconds
         self.values.move(self.outer.update(mean, self.values.names), flight.sent, is_agreement=is_agreement)
 
     # --- checkpoints --------------------------------------------------------------------------------------------

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ugro.train.clock import Clock
 from ugro.train.local.values import scale_of
 
 
@@ -25,13 +25,19 @@ class Flight:
     like: Sequence[Any]  # tensors of the shapes and types of the sum
     format: Format
     sent: Sequence[Any] | None  # this rank's own changes, unweighted; None: it has sent nothing
+    clock: Clock  # on a GPU, waiting for an exchange stops the device and not the host
     bytes: int = 0
-    begun: float = field(default_factory=time.perf_counter)
+    seconds: float = 0.0  # it took
+    exposed_s: float = 0.0  # of these, the device waited
+    _begun: Any = None
     _parts: list[tuple[list[int], Any, Any]] = field(default_factory=list)
 
     @property
     def is_done(self) -> bool:
         return all(work.is_completed() for _, _, work in self._parts)
+
+    def __post_init__(self) -> None:
+        self._begun = self.clock.now()
 
     def add(self, numbers: list[int], flat: Any, work: Any) -> None:
         self._parts.append((numbers, flat, work))
@@ -43,21 +49,26 @@ class Flight:
 
         found: list[Any] = [None] * len(self.like)
         scale = scale_of(self.format.largest)
-        for numbers, flat, work in self._parts:
+        waiting = self.clock.now()
+        for _, _, work in self._parts:
             work.wait()
+        arrived = self.clock.now()
+        for numbers, flat, _ in self._parts:
             pieces = flat.split([self.like[number].numel() for number in numbers])
             for number, piece in zip(numbers, pieces, strict=True):
                 value = piece.view_as(self.like[number])
                 found[number] = value.float().div_(scale) if flat.dtype is torch.float16 else value
+        self.exposed_s = self.clock.between(waiting, arrived)
+        self.seconds = self.clock.between(self._begun, arrived)
         return found
 
 
-def begin(like: Sequence[Any], change: Sequence[Any] | None, weight: float, format_: Format, group: Any) -> Flight:
-    """``change``: of this rank; None or a weight of zero: it has nothing to add."""
+def begin(flight: Flight, weight: float, group: Any) -> None:
+    """Without changes of this rank, or with a weight of zero, it has nothing to add."""
     import torch
     from torch import distributed
 
-    flight = Flight(like, format_, change)
+    like, change, format_ = flight.like, flight.sent, flight.format
     is_empty = change is None or weight == 0
     for numbers, kind in _kinds(like, format_.exact):
         factor = weight * (scale_of(format_.largest) if kind is torch.float16 else 1.0)
@@ -68,7 +79,6 @@ def begin(like: Sequence[Any], change: Sequence[Any] | None, weight: float, form
             assert change is not None
             flat = torch.cat([(change[number] * factor).reshape(-1).to(kind) for number in numbers])
         flight.add(numbers, flat, distributed.all_reduce(flat, group=group, async_op=True))
-    return flight
 
 
 def _kinds(like: Sequence[Any], exact: frozenset[int]) -> Iterable[tuple[list[int], Any]]:

@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ugro.policy.local.rounds import batches
-from ugro.train.loader import Course
+from ugro.train.loader import Course, torchs
 from ugro.train.local.course import LocalCourse, Share
+from ugro.train.pieces import Handed
 from ugro.train.sampler import Order, Slice, Weights
 
 
@@ -33,7 +34,6 @@ class _Round:
 class LocalLoader:
     def __init__(self, run: Course, course: LocalCourse, dataset: Any, order: Order, options: dict[str, Any]) -> None:
         import torch
-        from torch.utils.data import DataLoader
 
         self._run = run
         self._course = course
@@ -43,7 +43,7 @@ class LocalLoader:
         # Loader processes that live longer than a round: each would start them again.
         lasting = {"persistent_workers": True} if options.get("num_workers", 0) else {}
         given = {"generator": self._chance, **lasting, **options}
-        self._torchs = DataLoader(dataset, batch_sampler=self._round, **given)
+        self._torchs = torchs(dataset, self._round, order, given)
 
     def __len__(self) -> int:
         """In global batches; a rank's own steps are more or fewer."""
@@ -73,9 +73,9 @@ class LocalLoader:
             if number and self._course.between_steps():
                 break
             self._run.fetching()
-            batch = next(ready)
+            batch, rules = next(ready)
             slice_ = self._round.handed_out.popleft()
-            self._run.fetched(slice_)
+            self._run.fetched(slice_, Handed(batch, rules, slice_.own))
             steps = self._steps
             try:
                 yield batch

@@ -27,6 +27,13 @@ class LocalWay(Way):
         super().__init__(model, course.stepping.group)
         self._course = course
 
+    def change(self, *, has_thawed: bool) -> None:
+        if has_thawed and not self._course.values.has(self.trained()):
+            raise UsageError(
+                "layers were thawed in the middle of an epoch: with local SGD, ranks are in different steps then",
+                hint="thaw them before an epoch's batches, on all ranks",
+            )
+
     def close(self) -> None:
         self._course.close()
 

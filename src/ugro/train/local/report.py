@@ -27,6 +27,8 @@ class Report:
     stops: bool = False
     saves: bool = False  # the script has asked for a checkpoint
     leaves: bool = False  # the script has left its loop
+    is_finite: bool = True  # its change
+    stops_for: str = ""  # what was not finite on this rank, if the run is to end for it
 
     def text(self) -> str:
         return json.dumps(asdict(self))

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ugro.train import frozen
+from ugro.train.finite import statistics
 from ugro.train.group import Group
 
 # Half precision has eleven significant bits: a change that loses more than this is too small beside the largest one.
@@ -25,12 +26,13 @@ class Change:
     tensors: list[Any]  # one for each value, in at least single precision
     largest: float
     exact: tuple[int, ...]  # those that half precision would spoil
+    is_finite: bool = True
 
 
 class Values:
     def __init__(self, model: Any) -> None:
         self._model = model
-        self._parameters: list[tuple[str, Any]] = []
+        self._parameters = self._trained()
         self._buffers: list[tuple[Any, str]] = []  # their modules and names: a module may put another tensor there
         self.common: list[Any] = []
 
@@ -44,10 +46,22 @@ class Values:
         found = [one.data for _, one in self._parameters]
         return found + [getattr(module, name) for module, name in self._buffers]
 
+    def _trained(self) -> list[tuple[str, Any]]:
+        return [(name, one) for name, one in self._model.named_parameters() if one.requires_grad]
+
+    def has(self, parameters: Sequence[Any]) -> bool:
+        """Whether all of these count among what the ranks agree on."""
+        known = {id(one) for _, one in self._parameters}
+        return all(id(one) in known for one in parameters)
+
+    def thawed(self) -> list[Any]:
+        """What is trained now, and was not when the ranks agreed last."""
+        return [one for _, one in self._trained() if not self.has([one])]
+
     def agree(self) -> None:
         """All ranks have the same values now. What is trained may have changed since the last time: layers thaw."""
-        self._parameters = [(name, one) for name, one in self._model.named_parameters() if one.requires_grad]
-        self._buffers = _statistics(self._model)
+        self._parameters = self._trained()
+        self._buffers = statistics(self._model)
         now = self.tensors
         if [(one.shape, one.dtype) for one in self.common] != [(one.shape, one.dtype) for one in now]:
             self.common = [one.detach().clone() for one in now]
@@ -61,7 +75,7 @@ class Values:
         peaks = [float(one.abs().max()) if one.numel() else 0.0 for one in tensors]
         largest = max((peak for peak in peaks if peak < float("inf")), default=0.0)
         exact = [number for number, one in enumerate(tensors) if not _is_half_enough(one, largest)]
-        return Change(tensors, largest, tuple(exact))
+        return Change(tensors, largest, tuple(exact), all(peak < float("inf") for peak in peaks))
 
     def wide_common(self) -> list[Any]:
         """In the shapes and types of a change."""
@@ -79,17 +93,6 @@ class Values:
                 now.copy_(common)
             else:
                 now.copy_(_wide(now) + (by if sent is None else by - sent[number]))
-
-
-def _statistics(model: Any) -> list[tuple[Any, str]]:
-    """What a model learns without gradients, such as a BatchNorm does. What is not saved with it is a cache."""
-    found = {
-        id(one): (module, name)
-        for module in model.modules()
-        for name, one in module.named_buffers(recurse=False)
-        if one.is_floating_point() and name not in module._non_persistent_buffers_set
-    }
-    return list(found.values())
 
 
 def _wide(values: Any) -> Any:

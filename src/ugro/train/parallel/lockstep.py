@@ -12,7 +12,7 @@ from typing import Any
 
 from ugro.train.guard import LossFunction
 from ugro.train.memory import free, is_out_of_memory
-from ugro.train.pieces import pieces, sizes
+from ugro.train.pieces import Parts, sizes
 from ugro.train.stepping import Stepping
 
 _HINT = "with this way to spread a model such a step cannot be repeated; compute fewer samples at once"
@@ -23,16 +23,13 @@ class LockstepGuard:
         assert stepping.way is not None
         self._stepping = stepping
         self._way = stepping.way
-        self._parameters = [one for one in stepping.model.parameters() if one.requires_grad]
-        self._least = 1  # parts, as found out in a step without a loader
 
     def step(self, loss_fn: LossFunction, batch: Any, scaler: Any = None) -> Any:
         """Returns the mean loss over this rank's share. Gradients are those of the whole batch in this step."""
-        stepping = self._stepping
-        samples = pieces(batch, None)
-        count = max(self._least, stepping.common_parts())
+        stepping, whole = self._stepping, self._stepping.parts(batch)
+        samples, count = whole.samples, stepping.common_parts()
         stepping.begin(count)
-        loss = self._tried(loss_fn, batch, sizes(samples, count, exactly=True), scaler)
+        loss = self._tried(loss_fn, whole, sizes(samples, count, exactly=True), scaler)
         stepping.is_out_of_memory = loss is None
         if loss is None:
             stepping.cap = _fewer(samples, count)
@@ -40,8 +37,10 @@ class LockstepGuard:
         stepping.is_out_of_memory = False
         while verdict.repeats and (wanted := self._agreed(samples, count, loss is None)) is not None:
             count = wanted
-            loss = self._tried(loss_fn, batch, sizes(samples, count, exactly=True), scaler)
+            loss = self._tried(loss_fn, whole, sizes(samples, count, exactly=True), scaler)
             self._remember(samples, count, loss is None)
+        if verdict.repeats:
+            self._stepping.judge_repeated()
         return loss
 
     def _agreed(self, samples: int, count: int, has_failed: bool) -> int | None:
@@ -54,34 +53,32 @@ class LockstepGuard:
         self._stepping.disturb()
         if has_failed:
             self._stepping.cap = _fewer(samples, count)
-        if self._stepping.slice is None:
-            self._least = count
 
     # --- computing ----------------------------------------------------------------------------------------------
 
-    def _tried(self, loss_fn: LossFunction, batch: Any, parts: list[int], scaler: Any) -> Any:
+    def _tried(self, loss_fn: LossFunction, batch: Parts, parts: list[int], scaler: Any) -> Any:
         """None if memory ran out. The exchanges of the step are complete in any case."""
-        for parameter in self._parameters:
+        for parameter in self._stepping.model.parameters():  # also of those that were frozen
             parameter.grad = None
-        exchanges, samples = self._way.exchanges, pieces(batch, None)
+        exchanges = self._way.exchanges
         mean: Any = 0.0
         begin = 0
         for number, size in enumerate(parts):
             if exchanges is not None:
                 exchanges.done = 0
-            mean = self._part(loss_fn, batch, (begin, size, samples), scaler, mean)
+            mean = self._part(loss_fn, batch, (begin, size), scaler, mean)
             if mean is None:
                 self._complete(loss_fn, batch, len(parts) - number)
                 return None
             begin += size
         return mean
 
-    def _part(self, loss_fn: LossFunction, batch: Any, part: tuple[int, int, int], scaler: Any, before: Any) -> Any:
+    def _part(self, loss_fn: LossFunction, batch: Parts, part: tuple[int, int], scaler: Any, before: Any) -> Any:
         """The mean loss with that of the parts before it; None if memory ran out."""
-        begin, size, samples = part
+        (begin, size), samples = part, batch.samples
         first = min(begin, samples - 1)  # of a part without samples, one sample without weight
         try:
-            loss = loss_fn(pieces(batch, (first, first + max(1, size), samples)))
+            loss = loss_fn(batch.part(first, first + max(1, size)))
             mean = before + loss.detach() * self._stepping.part_of_own(size, begin, samples)
             self._stepping.forward_done(mean)
             self._stepping.backward(loss, size, scaler, begin)
@@ -92,17 +89,18 @@ class LockstepGuard:
             if self._way.exchanges is None:
                 error.add_note(_HINT)
                 raise
+        batch.expect_divisible()
         return None
 
-    def _complete(self, loss_fn: LossFunction, batch: Any, parts: int) -> None:
+    def _complete(self, loss_fn: LossFunction, batch: Parts, parts: int) -> None:
         """The rest of this try, for the sake of the other ranks."""
-        exchanges, samples = self._way.exchanges, pieces(batch, None)
+        exchanges = self._way.exchanges
         assert exchanges is not None
         self._way.recover()
         free()
         exchanges.to_skip = exchanges.done
         for _ in range(parts):
-            (loss_fn(pieces(batch, (0, 1, samples))) * 0.0).backward()
+            (loss_fn(batch.part(0, 1)) * 0.0).backward()
         self._stepping.backward_done()
 
 

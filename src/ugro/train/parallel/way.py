@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ugro.core.errors import UsageError
 from ugro.train import checkpoint
 from ugro.train.group import Group
 
@@ -31,6 +33,7 @@ class Way:
         self.model = model  # as the script uses it
         # Of each rank; ranks of one unit compute the same samples together.
         self.units = tuple(range(group.ranks)) if units is None else tuple(units)
+        self._trained = self.trained()
 
     @property
     def unit_count(self) -> int:
@@ -42,6 +45,37 @@ class Way:
         for unit, node in zip(self.units, nodes, strict=True):
             members[unit][node] = None
         return distinct(["+".join(names) for names in members])
+
+    # --- layers that are frozen and thawed ----------------------------------------------------------------------
+
+    def trained(self) -> list[Any]:
+        """The parameters that get gradients."""
+        return [one for one in self.model.parameters() if one.requires_grad]
+
+    def follow(self) -> None:
+        """Before a step, on all ranks: what was frozen or thawed since the last one is so on all of them."""
+        if not self.is_current():
+            now, known = self.trained(), {id(one) for one in self._trained}
+            self.change(has_thawed=any(id(one) not in known for one in now))
+            self._trained = now
+
+    def is_current(self) -> bool:
+        now = self.trained()
+        return len(now) == len(self._trained) and all(map(operator.is_, now, self._trained))
+
+    def change(self, *, has_thawed: bool) -> None:
+        """Other parameters are trained from now on. What another library has put in DDP, it must put there again."""
+        if has_thawed and hasattr(self.model, "reducer"):
+            raise UsageError(
+                "layers were thawed after the model was put in DDP, which would not exchange their gradients",
+                hint="thaw them before, and freeze them with a learning rate of 0 until then; or train on one device",
+            )
+
+    def expect_unchanged(self) -> None:
+        """At the end of a step: raises if its gradients are wrong."""
+        self.follow()
+
+    # --- steps and checkpoints ----------------------------------------------------------------------------------
 
     def guard(self, stepping: Stepping) -> Any:
         """What runs complete steps, if that is its own."""

@@ -6,7 +6,8 @@ import csv
 import itertools
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import closing
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -82,7 +83,7 @@ def _listed(suffixes: Iterable[str]) -> str:
 # --- kinds of files ---------------------------------------------------------------------------------------------
 
 
-def _lines(path: Path) -> Iterator[str]:
+def _lines(path: Path) -> Generator[str]:
     """Decoded line by line, so that a byte that is not UTF-8 can be named. A byte order mark is no text."""
     position = 0
     try:
@@ -120,28 +121,32 @@ def _text(path: Path) -> Iterator[Row]:
 
 def _csv(path: Path) -> Iterator[Row]:
     csv.field_size_limit(_LONGEST_FIELD)
-    reader = csv.DictReader(_lines(path), delimiter="\t" if path.suffix.lower() == ".tsv" else ",", strict=True)
-    try:
-        for row in reader:
-            if None in row or None in row.values():
-                wanted = len(reader.fieldnames or ())
-                raise UsageError(f"{path}, line {reader.line_num}: not {wanted} columns, as the first line has")
-            yield dict(row)
-    except csv.Error as error:
-        raise UsageError(f"{path}, line {reader.reader.line_num}: {error}") from error
+    delimiter = "\t" if path.suffix.lower() == ".tsv" else ","
+    with closing(_lines(path)) as lines:  # also when a mistake ends the reading: the error would keep the file open
+        reader = csv.DictReader(lines, delimiter=delimiter, strict=True)
+        try:
+            for row in reader:
+                if None in row or None in row.values():
+                    wanted = len(reader.fieldnames or ())
+                    raise UsageError(f"{path}, line {reader.line_num}: not {wanted} columns, as the first line has")
+                yield dict(row)
+        except csv.Error as error:
+            raise UsageError(f"{path}, line {reader.reader.line_num}: {error}") from error
 
 
 def _json(path: Path) -> Iterator[Row]:
     """A list of objects, or an object per line."""
-    numbered = ((number, line) for number, line in enumerate(_lines(path), start=1) if line.strip())
-    first = next(numbered, None)
-    if first is None:
-        return
-    if first[1].lstrip().startswith("["):
-        yield from _checked(path, _parsed(path, first[0], first[1] + "".join(line for _, line in numbered)), first[0])
-        return
-    for number, line in itertools.chain([first], numbered):
-        yield from _checked(path, [_parsed(path, number, line)], number)
+    with closing(_lines(path)) as lines:
+        numbered = ((number, line) for number, line in enumerate(lines, start=1) if line.strip())
+        first = next(numbered, None)
+        if first is None:
+            return
+        if first[1].lstrip().startswith("["):
+            rest = "".join(line for _, line in numbered)
+            yield from _checked(path, _parsed(path, first[0], first[1] + rest), first[0])
+            return
+        for number, line in itertools.chain([first], numbered):
+            yield from _checked(path, [_parsed(path, number, line)], number)
 
 
 def _parsed(path: Path, number: int, text: str) -> Any:

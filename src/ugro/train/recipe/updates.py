@@ -58,6 +58,7 @@ class Updates:
         else:
             self.scaler.step(self.optimizer)
             self.scaler.update()
+        self.optimizer.zero_grad()
         self.schedule.step()
         self._run.log(loss=loss, lr=rate, grad_norm=norm)
         self._progress.step(loss.item, rate)

@@ -75,7 +75,7 @@ class Control:
         except (InvalidError, BusyError, FailedError) as error:
             kinds = {InvalidError: "invalid", BusyError: "busy"}
             return {"error": str(error), "kind": kinds.get(type(error), "failed")}
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, RecursionError) as error:
             return {"error": f"no request of a door: {type(error).__name__} {error}", "kind": "invalid"}
         except (OSError, TimedOutError) as error:
             return {"error": f"HAProxy or the door's folder does not answer: {error}", "kind": "failed"}

@@ -7,20 +7,21 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from ugro.policy.serving.door_config import (
-    CANARY,
     CERTIFICATE,
     KEYS,
     SHARE,
     SHARE_KEY,
+    STATES,
     Descriptors,
     backends_of,
     configuration,
     limit,
     server_words,
+    states,
 )
 from ugro.workloads.door.machine import RefusedError, Sockets, TimedOutError, end_with
 from ugro.workloads.door.measures import Rows, parsed
@@ -35,6 +36,7 @@ _SIGN_OF_LIFE_S = 2.0
 _HUNG_S = 20.0  # more than a busy machine takes
 _MOST_THREADS = 4
 _NO_SERVER = "No such server"
+_QUICK_S = 1.0  # in which a replica answers a check, if it is not busy
 
 
 class FailedError(Exception):
@@ -49,6 +51,7 @@ class HAProxy:
         self._fds = Descriptors(sockets.listener.fileno(), sockets.admin.fileno(), log, sockets.inside.fileno())
         self._process: subprocess.Popen[bytes] | None = None
         self._asking = asyncio.Lock()
+        self._is_over = asyncio.Event()  # it has ended, and was not started again yet
         self._certificate = ""
         self._has_answered = False  # since it was started
         self.started_at = 0.0
@@ -56,9 +59,13 @@ class HAProxy:
     # --- the process -----------------------------------------------------------------------------------------------
 
     async def start(self, records: Records) -> None:
-        """Returns when it answers. Raises RefusedError if it does not accept its configuration."""
+        """Returns when it answers. Raises RefusedError if it does not accept its configuration.
+
+        HAProxy takes every server for ready until three checks have failed. So each is checked here before.
+        """
         self._has_answered = False
-        self._write(records)
+        wanted = [server for server in records.servers.values() if not server["is_draining"]]
+        self._write(records, await self._not_ready(wanted))
         self._spawn()
         self.started_at = time.time()
         await self._wait_for_answer()
@@ -67,10 +74,29 @@ class HAProxy:
             if server["is_draining"]:
                 await self.set_state(server, "drain")
 
+    async def _not_ready(self, servers: Iterable[Mapping[str, Any]]) -> set[str]:
+        """Returns the servers that do not pass a check now; they get requests when they pass one of HAProxy's.
+
+        One that takes longer than the others is not waited for, unless there is no other.
+        """
+        checks = {asyncio.create_task(_passes(self._settings, one)): str(one["name"]) for one in servers}
+        if not checks:
+            return set()
+        done, waiting = await asyncio.wait(checks, timeout=_QUICK_S)
+        while waiting and not any(check.result() for check in done):
+            more, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+            done |= more
+        for check in waiting:
+            check.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        return {name for check, name in checks.items() if check in waiting or not check.result()}
+
     async def ended(self) -> int:
         """Its exit code."""
         assert self._process is not None
-        return await asyncio.to_thread(self._process.wait)
+        code = await asyncio.to_thread(self._process.wait)
+        self._is_over.set()
+        return code
 
     async def mend(self) -> str | None:
         """Continues one that was stopped, and kills one that does not answer; what was done, in words."""
@@ -110,6 +136,7 @@ class HAProxy:
     def _spawn(self) -> None:
         """From the main thread: it is to end with that."""
         parent, fds = os.getpid(), self._fds
+        self._is_over.clear()
         self._process = subprocess.Popen(
             [self._program, "-db", "-q", "-f", _CONFIG],
             stdin=subprocess.DEVNULL,
@@ -134,12 +161,13 @@ class HAProxy:
                     raise FailedError("HAProxy does not answer") from None
             await asyncio.sleep(_PAUSE_S)
 
-    def _write(self, records: Records) -> None:
+    def _write(self, records: Records, not_ready: Collection[str]) -> None:
         threads = min(_MOST_THREADS, len(os.sched_getaffinity(0)))
         text = configuration(self._settings, records.servers.values(), self._fds, self._secret, threads)
         _write(_CONFIG, text)
         _write(KEYS, "".join(f"{digest} {name}\n" for digest, name in records.keys.items()))
         _write(SHARE, f"{SHARE_KEY} {records.share}\n")
+        _write(STATES, states([one for one in records.servers.values() if one["name"] in not_ready]))
         if self._settings["certificate"]:
             self._certificate = _pem(self._settings)
             _write(CERTIFICATE, self._certificate)
@@ -147,9 +175,18 @@ class HAProxy:
     # --- commands --------------------------------------------------------------------------------------------------
 
     async def ask(self, command: str) -> str:
-        """One command; its answer."""
+        """One command; its answer. Its socket outlives it: nobody would answer there before it is started again."""
         async with self._asking:
-            answer = await asyncio.wait_for(_answer(command), _COMMAND_S)
+            asked = asyncio.ensure_future(_answer(command))
+            over = asyncio.ensure_future(self._is_over.wait())
+            try:
+                await asyncio.wait({asked, over}, timeout=_COMMAND_S, return_when=asyncio.FIRST_COMPLETED)
+                if not asked.done() and not over.done():
+                    raise TimedOutError
+                answer = asked.result() if asked.done() else b""
+            finally:
+                asked.cancel()
+                over.cancel()
         if not answer:
             raise FailedError("HAProxy has ended")
         return answer.decode("utf-8", "replace").strip()
@@ -164,8 +201,7 @@ class HAProxy:
             answer = await self.ask(f"add server {place} {server_words(self._settings, server, backend)}")
             if "registered" not in answer:
                 raise FailedError(answer)
-            if backend != CANARY or server["canary"]:
-                await self._expect_nothing(f"enable health {place}")
+            await self._expect_nothing(f"enable health {place}")
             await self._expect_nothing(f"enable server {place}")
 
     async def set_state(self, server: Mapping[str, Any], state: str) -> None:
@@ -237,6 +273,29 @@ async def _answer(command: str) -> bytes:
     try:
         writer.write(command.encode() + b"\n")
         return await reader.read(-1)
+    finally:
+        writer.close()
+
+
+async def _passes(settings: Mapping[str, Any], server: Mapping[str, Any]) -> bool:
+    """Whether it passes the check that HAProxy makes of it."""
+    try:
+        return bool(await asyncio.wait_for(_check(settings, server), settings["health_timeout_s"]))
+    except (OSError, ValueError, TimedOutError):
+        return False
+
+
+async def _check(settings: Mapping[str, Any], server: Mapping[str, Any]) -> bool:
+    reader, writer = await asyncio.open_connection(server["address"], server["port"])
+    try:
+        if not (path := settings["health_path"]):
+            return True
+        writer.write(f"GET {path} HTTP/1.1\r\nHost: door\r\nConnection: close\r\n\r\n".encode())
+        status = int((await reader.readline()).split(None, 2)[1])
+        least, most = settings["health_status"]
+        return bool(int(least) <= status <= int(most))
+    except IndexError:
+        return False
     finally:
         writer.close()
 

@@ -7,8 +7,9 @@ import sys
 from collections.abc import Mapping
 
 from ugro.workloads.ray_node.rank import LOOK_S, Rank
+from ugro.workloads.ray_node.rules import PATIENCE_S
 
-_GATHER_S = 60.0
+_GATHER_S = float(PATIENCE_S)
 _GATHER = """
 import sys, time
 from ray._raylet import GcsClient
@@ -31,6 +32,8 @@ class Driver(Rank):
         while not self.is_ending and not self.has_started:
             if ray.poll() is not None:
                 return self._failed(f"ray start ended with exit code {ray.returncode}")
+            if (problem := self.problem()) is not None:
+                return self._failed(problem)
             self._pause(LOOK_S / 2)
         address = f"{self.settings['address']}:{self.settings['port']}"
         env = {**self.environment, "RAY_ADDRESS": address, "RAY_NAMESPACE": str(self.settings.get("namespace", ""))}

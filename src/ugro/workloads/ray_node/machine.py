@@ -11,7 +11,8 @@ import stat
 from ugro.workloads.on_node.processes import is_free
 from ugro.workloads.ray_node.rules import BLOCK, RefusedError
 
-FIRST_PORT, END_PORT = 10_000, 15_000  # below what UGRO reserves for rendezvous, and what the kernel gives out
+# Beyond the ports of Ray Client, below what UGRO reserves for rendezvous and what the kernel gives out.
+FIRST_PORT, END_PORT = 10_112, 15_000
 
 
 # --- folders and ports ---------------------------------------------------------------------------------------------

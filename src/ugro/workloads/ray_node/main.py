@@ -44,7 +44,6 @@ def look(settings: Settings) -> dict[str, Any]:
         "python": platform.python_version(),
         "ray": ray,
         "has_dashboard": util.find_spec("aiohttp_cors") is not None,
-        "has_serve": ray is not None and util.find_spec("grpc_reflection") is not None,
         "shared_bytes": shared_memory(),
         "available_bytes": available_memory(),
         "taken_ports": [port for port in settings.get("ports", ()) if not is_free(port)],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import json
 import os
+import re
 import select
 import signal
 import socket
@@ -12,6 +13,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections.abc import Sequence
 
 from ugro.workloads.on_node.processes import adopt_orphans, descendants, end_all, is_free, say
 from ugro.workloads.ray_node.machine import (
@@ -32,6 +34,7 @@ from ugro.workloads.ray_node.rules import (
     sizes,
     start_words,
 )
+from ugro.workloads.ray_node.start import write_programs
 
 LOOK_S = 0.1
 _CALM_S = 1.0  # between looks at what has started
@@ -40,6 +43,8 @@ _END_S = 5.0
 _STOPPED_S = 30.0
 _HEAD_GONE_S = 2.0
 _PORT_S = 5.0  # an attempt that was killed may take a moment to give it back
+_SAY_S = 10.0  # between two words about a start that takes its time
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _STARTED = b"Ray runtime started."
 
 
@@ -103,11 +108,7 @@ class Rank:
         """Where the others reach this node: the address from which it reaches the head, once that listens."""
         address, port = str(self.settings["address"]), int(self.settings["port"])
         if self.settings["role"] != "worker":
-            deadline = time.monotonic() + _PORT_S
-            while not is_free(port) and not self.is_ending:
-                if time.monotonic() > deadline:
-                    raise RefusedError(f"port {port} is taken by another program")
-                self._pause(LOOK_S)
+            self._wait_for_ports([port, *([self.settings["client_port"]] if "client_port" in self.settings else [])])
             return address
         is_said = False
         while not self.is_ending:
@@ -122,6 +123,13 @@ class Rank:
                 self._pause(LOOK_S)
         return ""
 
+    def _wait_for_ports(self, ports: Sequence[int]) -> None:
+        deadline = time.monotonic() + _PORT_S
+        while (taken := [port for port in ports if not is_free(port)]) and not self.is_ending:
+            if time.monotonic() > deadline:
+                raise RefusedError(f"port {taken[0]} is taken by another program")
+            self._pause(LOOK_S)
+
     def _start(self, own: str) -> subprocess.Popen[bytes]:
         memory = sizes(self.settings, available_memory(), shared_memory())
         words = start_words(self.settings, self.ports.first, own, self.folder, memory)
@@ -133,7 +141,7 @@ class Rank:
         )
         with open(self._start_log, "wb") as log:
             return subprocess.Popen(
-                [sys.executable, "-u", "-m", "ray.scripts.scripts", "start", *words],
+                [sys.executable, "-u", write_programs(self.folder), "start", *words],
                 env=self.environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -147,6 +155,7 @@ class Rank:
 
     def _stay(self, ray: subprocess.Popen[bytes]) -> int:
         is_ready, nodes = False, Nodes(self.settings, self.token)
+        began = said_at = time.monotonic()
         while not self.is_ending:
             if is_ready and self.settings.get("is_gang") and self._head_is_gone():
                 say("the driver has ended")
@@ -156,13 +165,21 @@ class Rank:
             if not is_ready and self.has_started:
                 is_ready = True
                 say("ready")
-            if is_ready and (problem := self.problem()) is not None:
+            if (problem := self.problem()) is not None:  # ray start would notice it later, or never
                 return self._failed(problem)
+            if not is_ready and time.monotonic() - said_at > _SAY_S:
+                said_at = time.monotonic()
+                say(f"starting for {said_at - began:.0f} s; Ray wrote: {self._last_line()}")
             if is_ready and self.settings["role"] == "head":
                 nodes.look()
             self._pause(_CALM_S if is_ready else LOOK_S)
         say("ending")
         return 0
+
+    def _last_line(self) -> str:
+        with open(self._start_log, encoding="utf-8", errors="replace") as log:
+            last = (log.read().strip().splitlines() or ["nothing yet"])[-1]
+        return _COLOURS.sub("", last.rpartition(" -- ")[2])[-200:]
 
     @property
     def has_started(self) -> bool:
@@ -220,7 +237,7 @@ class Nodes:
                 found = json.loads(answer.read(4 << 20))
             rows = found["data"]["result"]["result"]
             alive = sorted(str(node["node_name"]) for node in rows if node["state"] == "ALIVE")
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return  # it has not started yet, or is busy
         if (text := json.dumps({"alive": alive})) != self._said:
             self._said = text

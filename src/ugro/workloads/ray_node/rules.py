@@ -19,9 +19,16 @@ _PORT_FLAGS = (
     "runtime-env-agent-port",
     "metrics-export-port",
 )
-_CLIENT, _DASHBOARD_METRICS, _AUTOSCALER_METRICS, _DASHBOARD = 8, 9, 10, 11  # places in a block, for the head
+_CLIENT, _DASHBOARD_METRICS, _AUTOSCALER_METRICS, _DASHBOARD = 8, 9, 10, 11  # places in a block
 LEAST_STORE = 80 << 20  # Ray accepts no less than 75 MiB
 _HEAD_MEMORY = 256 << 20  # of a head that runs no tasks
+PATIENCE_S = 300
+# A slow or busy machine may need longer for a start than Ray waits by itself; it would then end all of it.
+_PATIENCE = {
+    "RAY_agent_register_timeout_ms": str(PATIENCE_S * 1000),
+    "RAY_gcs_server_port_wait_time_s": str(PATIENCE_S),
+    "RAY_DASHBOARD_STARTUP_TIMEOUT_S": str(PATIENCE_S),
+}
 _STALE = ("RAY_ADDRESS", "RAY_REDIS_ADDRESS", "RAY_AUTH_TOKEN", "RAY_NODE_IP_ADDRESS")
 
 
@@ -67,7 +74,7 @@ def start_words(settings: Settings, first_port: int, own: str, folder: str, memo
     words += [f"--resources={json.dumps(settings.get('resources') or {})}"]
     words += [f"--labels={','.join(f'{key}={value}' for key, value in (settings.get('labels') or {}).items())}"]
     # Also of a worker, which uses neither: Ray compares all ports, and the defaults may be in this block.
-    words += [f"--ray-client-server-port={first_port + _CLIENT}"]
+    words += [f"--ray-client-server-port={settings.get('client_port') or first_port + _CLIENT}"]
     words += [f"--dashboard-port={settings.get('dashboard_port') or first_port + _DASHBOARD}"]
     words += ["--disable-usage-stats", "--block"]
     if settings["role"] == "worker":
@@ -84,7 +91,8 @@ def start_words(settings: Settings, first_port: int, own: str, folder: str, memo
 
 def environment(settings: Settings, inherited: Mapping[str, str], first_port: int, token_file: str) -> dict[str, str]:
     """Of Ray and of the driver."""
-    env = {name: value for name, value in inherited.items() if name not in _STALE and name != "UGRO_RAY"}
+    env = dict(_PATIENCE)
+    env |= {name: value for name, value in inherited.items() if name not in _STALE and name != "UGRO_RAY"}
     env |= {
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": token_file,

@@ -117,6 +117,49 @@ def test_code_is_read_by_the_masters_rules_and_uploaded(home: Path) -> None:
         offer.provide(Wanted("code", str(project), {**RULES, "max_bytes": 3}))
 
 
+def test_the_folder_of_a_script_is_sent_and_no_other_word_of_the_command_makes_one(home: Path) -> None:
+    for name in ("project/bin.py", "project/data.py", "train.py"):
+        (home / name).write_text("print()")
+    (home / "big").mkdir()
+    (home / "big" / "known.txt").touch()
+    here, named, other = str(home / "big"), str(home / "project" / "bin.py"), str(home / ".ssh" / "id_ed25519")
+
+    def asked(*argv: str, is_command: bool = False) -> Wanted:
+        return Wanted("script", "any", {"here": here, "argv": list(argv), "is_command": is_command})
+
+    for fields in ({"script": named, "args": [other]}, {"command": ["python3", "-u", named, other]}):
+        offer, sent = offer_of(home, {"here": here, "file": None, "fields": fields})
+        for argv in ([other, named], ["python3", other], [str(home / "project" / "data.py")]):
+            with pytest.raises(NotAllowed, match="does not name"):
+                offer.provide(asked(*argv))
+        with pytest.raises(NotAllowed, match="does not name"):
+            offer.provide(Wanted("code", str(home / "project"), RULES))
+        offer.provide(asked(named, "known.txt", "unknown.txt"))  # what is there of the second word is not said
+        assert sent.items[0]["value"] == {"folder": str(home / "project"), "script": "bin.py"}
+        offer.provide(Wanted("code", str(home / "project"), RULES))
+        assert sent.items[1]["value"]["files"] == 2, "all but .env"
+    at_home = {"here": here, "file": None, "fields": {"script": "../train.py"}}
+    offer, _ = offer_of(home, at_home)
+    offer.provide(asked("../train.py"))
+    with pytest.raises(NotAllowed, match="home folder"):
+        offer.provide(Wanted("code", str(home), RULES))
+
+
+def test_a_job_files_script_elsewhere_is_found(home: Path) -> None:
+    (home / "jobs").mkdir()
+    (home / "project" / "bin.py").write_text("print()")
+    for text in ("script: ../project/bin.py\n", "command: [python3, ../project/bin.py]\n"):
+        file = home / "jobs" / "job.yaml"
+        file.write_text(text)
+        offer, sent = offer_of(home, {"here": str(home), "file": str(file), "fields": {}})
+        params = {"here": str(home / "jobs"), "argv": ["../project/bin.py"], "is_command": False}
+        with pytest.raises(NotAllowed):  # the job file was not read yet
+            offer.provide(Wanted("script", "any", params))
+        offer.provide(Wanted("text", str(file)))
+        offer.provide(Wanted("script", "any", params))
+        assert sent.items[-1]["value"] == {"folder": str(home / "project"), "script": "bin.py"}
+
+
 def test_a_file_that_cannot_be_read_is_said_to_the_master(home: Path) -> None:
     offer, sent = offer_of(home, submit(home, file=str(home / "project" / "job.yaml")))
     offer.provide(Wanted("text", str(home / "project" / "job.yaml")))

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from ugro.core.errors import Unsatisfiable, UsageError
 from ugro.policy.balance.mode import Mode
 from ugro.policy.balance.planner import Balancer, Batch, Observation, Plan
-from ugro.policy.balance.split import Bounds, Cost, slowest_s, split
+from ugro.policy.balance.split import Bounds, Cost, granule_for_gpus, slowest_s, split
 
 NAMES = ("gpu0", "gpu1", "gpu2")
 UNEQUAL = (Cost(0.02, 0.0, 0.01), Cost(0.04, 0.0, 0.02), Cost(0.08, 0.0, 0.04))
@@ -375,3 +375,32 @@ def test_a_group_with_other_members_plans_with_what_was_learnt_of_them() -> None
     equal = Balancer(Batch(60, ("fast", "slow")), Mode.OFF)
     equal.recall(known)
     assert equal.plan.shares == (30, 30)
+
+
+# --- memory and granules ----------------------------------------------------------------------------------------
+
+
+def test_a_cap_that_is_estimated_is_said_to_be_one_and_is_not_kept_for_the_next_attempt() -> None:
+    balancer = Balancer(Batch(120, NAMES), Mode.ADAPTIVE, speeds=(4, 1, 1))
+    plan = balancer.limit([50, None, 30], (), [True, False, False])
+    assert plan is not None
+    assert plan.reason == "gpu0 has free memory for about 50 samples"
+    assert plan.shares[0] == 50
+    assert sum(plan.shares) == 120
+    assert balancer.state()["caps"] == [None, None, 30]
+    assert [balancer.known()[name]["cap"] for name in NAMES] == [None, None, 30]
+
+
+def test_shares_of_gpus_are_multiples_from_the_first_plan_on_and_the_batch_stays_exact() -> None:
+    for total in (256, 250, 97):
+        balancer = Balancer(Batch(total, NAMES, granule=8), Mode.ADAPTIVE)
+        ranks = Ranks(list(UNEQUAL), balancer).run(60)
+        for shares in (balancer.plan.shares, *(plan.shares for _, plan in ranks.changes)):
+            assert sum(shares) == total
+            assert sum(share % 8 != 0 for share in shares) <= 1, "one takes what is left"
+    off = Balancer(Batch(256, NAMES, granule=8), Mode.OFF)
+    assert off.plan.shares == (86, 85, 85)
+
+
+def test_small_batches_have_small_granules() -> None:
+    assert [granule_for_gpus(total, 3) for total in (2, 23, 24, 48, 95, 96, 4096)] == [1, 1, 2, 4, 4, 8, 8]

@@ -19,6 +19,7 @@ from ugro.policy.elastic.standing import (
 from ugro.policy.lifecycle.attempt import AttemptView, Move, NodeRun, RunState, Stop, next_step
 
 R, D, L, U = RankState.RUNNING, RankState.DONE, RankState.LOST, RankState.UNKNOWN
+UNHEARD = RankState.UNHEARD
 
 
 def view(*states: RankState, members: set[int] | None = None, min_ranks: int = 1, **of_lost: object) -> ElasticView:
@@ -68,6 +69,14 @@ def test_with_too_few_ranks_the_attempt_ends() -> None:
     step = next_step(attempt(few, RunState.RUNNING, RunState.RUNNING, RunState.RUNNING))
     assert isinstance(step, Move)
     assert (step.state, step.ending) == (JobState.STOPPING, Ending.FAILED)
+
+
+def test_nothing_is_told_of_a_rank_before_its_node_has_answered() -> None:
+    """An agent that was restarted hears its nodes one after the other."""
+    unheard = view(R, R, UNHEARD, members={0, 1})
+    assert described(unheard) is None
+    assert problem(unheard) is None
+    assert problem(view(R, L, UNHEARD, members=set())) is None
 
 
 def test_a_rank_that_cannot_be_reached_is_not_lost() -> None:

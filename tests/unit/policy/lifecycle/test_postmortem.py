@@ -224,6 +224,15 @@ def test_broken_connections_everywhere_are_the_networks_fault() -> None:
     assert failed.hint == "look at the network between the nodes: ugro doctor"
 
 
+def test_a_rank_that_had_ended_well_before_the_others_lost_it_is_named() -> None:
+    failed = classify([end(0, 9.0, RESET), end(1, 8.5, node="gpu2", code=0), end(2, 9.1, RESET)])
+    assert failed.cause is Cause.NCCL_TIMEOUT
+    assert failed.reason.endswith("; rank 1 on gpu2 had ended with 0 before, while the others still trained")
+    assert "the same number of steps" in str(failed.hint)
+    after = classify([end(0, 9.0, RESET), end(1, 9.5, node="gpu2", code=0)])
+    assert "had ended" not in after.reason, "it may have been asked to"
+
+
 def test_who_was_alone_cannot_blame_others() -> None:
     failed = alone(TRACEBACK, FRAME, "ConnectionResetError: [Errno 104] Connection reset by peer")
     assert (failed.cause, failed.rank) == (Cause.RANK_FAILED, 0)

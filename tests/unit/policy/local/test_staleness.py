@@ -15,6 +15,13 @@ def test_updates_count_by_their_samples() -> None:
     assert judge([Update(30), Update(10)], 0).weights == (0.75, 0.25)
 
 
+def test_an_update_that_is_not_finite_counts_nothing_and_is_rejected() -> None:
+    verdict = judge([Update(30), Update(50, is_finite=False), Update(10, delay=1)], 1)
+    assert verdict.weights == pytest.approx((30 / 35, 0, 5 / 35))
+    assert verdict.rejected == (1,)
+    assert judge([Update(30, is_finite=False)], 0).weights == (0.0,)
+
+
 def test_an_absent_rank_counts_nothing_and_the_others_all() -> None:
     assert judge([Update(30), None, Update(10)], 1).weights == (0.75, 0, 0.25)
 

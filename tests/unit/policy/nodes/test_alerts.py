@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from ugro.core.alert import Alert, Key, Severity
+from ugro.core.finding import Grade
 from ugro.core.node import Facts, Gpu, NodeReport, Reason, Status
 from ugro.core.power import PowerReport, PowerState
 from ugro.policy.nodes.alerts import (
@@ -18,15 +19,41 @@ from ugro.policy.nodes.alerts import (
     findings,
     forget_nodes,
     is_wanted,
+    own_disk,
     review,
     shifted,
     slower,
     status_change,
     worst_first,
 )
+from ugro.policy.nodes.diagnosis import DiskRoom, judge_disk
 
 GIB = 2**30
+MIB = 2**20
 HOUR = 3600.0
+
+
+def test_the_disk_of_the_agent_is_judged_by_what_is_free_and_is_an_alert_of_the_cluster() -> None:
+    def room(free: int, kept: int = 16 * MIB) -> DiskRoom:
+        return DiskRoom("/home/ann/.ugro", free, kept, 16 * MIB, 32 * MIB, 256 * MIB)
+
+    assert judge_disk(room(256 * MIB)) is None
+    assert own_disk(None) == []
+    little, full = judge_disk(room(255 * MIB)), judge_disk(room(0, 3 * MIB))
+    assert little is not None
+    assert full is not None
+    assert (little.subject, little.grade, full.grade) == ("this machine", Grade.WARNING, Grade.FAILED)
+    assert little.text == (
+        "the disk of /home/ann/.ugro is nearly full: 255.0 MiB free. Results stay on the nodes until 256.0 MiB are"
+    )
+    assert "is full: 0 B free" in full.text
+    assert "for which 3.0 MiB of 16.0 MiB are kept" in full.text
+    assert "ugro results JOB --rm" in (full.remedy or "")
+    [alert], [warning] = own_disk(full), own_disk(little)
+    assert alert.key == warning.key == ("agent-disk", CLUSTER)
+    assert (alert.severity, warning.severity) == (Severity.CRITICAL, Severity.WARNING)
+    assert full.text in alert.text
+    assert "du -sh /home/ann/.ugro/*" in alert.text
 
 
 def report(

@@ -8,7 +8,7 @@ import pytest
 
 from ugro.core.errors import Unsatisfiable
 from ugro.core.ray_cluster import ClusterWish, WorkerSize
-from ugro.policy.ray.agreement import Look, free_port, lack_of_memory, lack_of_serve, note, objection
+from ugro.policy.ray.agreement import Look, free_port, lack_of_memory, note, objection
 
 GOOD = Look("3.11.2", "2.60.0", True, 1 << 30, 1 << 32)
 PYTHONS = {"n1": "/opt/py", "n2": "/opt/py", "n3": "/opt/py"}
@@ -80,11 +80,3 @@ def test_a_port_that_was_asked_for_must_be_free_and_another_is_found_for_a_defau
         free_port(6379, True, [6379], "ray.redis_port", "n1")
     with pytest.raises(Unsatisfiable):
         free_port(6379, False, range(6379, 6400), "ray.redis_port", "n1")
-
-
-def test_nodes_without_ray_serve_are_named_with_what_to_do() -> None:
-    assert lack_of_serve({"gpu1": replace(GOOD, has_serve=True)}, {}) is None
-    problem = lack_of_serve({"gpu1": replace(GOOD, has_serve=True), "gpu2": GOOD}, {"gpu2": "/usr/bin/python3"})
-    assert str(problem) == "Ray Serve is not installed on gpu2"
-    assert problem is not None
-    assert problem.hint == 'ugro exec gpu2 -- /usr/bin/python3 -m pip install "ray[serve]==2.60.0"'

@@ -35,11 +35,29 @@ def test_it_starts_until_its_head_is_ready() -> None:
     assert view.reason == "the head starts Ray on n1"
 
 
+def test_it_says_why_it_waits() -> None:
+    waits = "waiting for the head at 127.0.0.2:6379: [Errno 111] Connection refused"
+    jobs, head = {0: job(1), 1: job(2, attempt=3)}, Said(True)
+    view = view_of(cluster(1), jobs, {0: head, 1: said_in(f"ugro: {waits}\nsome text\n")})
+    assert view.workers[0].waits == waits
+    assert view.reason == (
+        f"0 of 1 worker has joined; worker 1 on n1 is {waits}; it was started again 2 times: ugro cluster logs ray -w 1"
+    )
+    near = replace(cluster(1), head=replace(cluster(1).head, address="127.0.0.2"))
+    said = view_of(near, jobs, {0: head, 1: Said(waits=waits)}).reason
+    assert "a loopback address, which nodes on other machines or in containers do not reach" in said
+    goes_on = said_in(f"ugro: {waits}\nugro: worker n1-1 at 127.0.0.2\n")
+    assert view_of(cluster(1), {0: job(1)}, {0: goes_on}).reason == "the head starts Ray on n1"
+    slow = said_in("ugro: starting for 20 s; Ray wrote: Local node IP: 10.0.0.1\n")
+    assert "the head on n1 is starting for 20 s" in view_of(cluster(1), {0: job(1)}, {0: slow}).reason
+
+
 def test_it_is_complete_when_every_worker_has_joined() -> None:
     jobs = {0: job(1), 1: job(2), 2: job(3, attempt=3)}
     partly = view_of(cluster(2), jobs, {0: Said(True, frozenset({"n1-1"})), 1: Said(True)})
     assert not partly.is_complete
-    assert partly.reason == "1 of 2 workers have joined; worker 2 starts Ray on n2"
+    again = "it was started again 2 times: ugro cluster logs ray -w 2"
+    assert partly.reason == f"1 of 2 workers have joined; worker 2 starts Ray on n2; {again}"
     assert [worker.is_alive for worker in partly.workers] == [True, False]
     assert partly.workers[1].restarts == 2
     assert view_of(cluster(2), jobs, dict.fromkeys(jobs, Said(True))).is_complete

@@ -3,10 +3,10 @@ from __future__ import annotations
 import pytest
 
 from ugro.core.errors import ConfigError
-from ugro.policy.serving.engines import ENGINES, PLACEHOLDERS, RAY_SERVE, check_words, command_of, engine_named
+from ugro.policy.serving.engines import ENGINES, PLACEHOLDERS, check_words, command_of, engine_named
 
 
-@pytest.mark.parametrize("name", [name for name in ENGINES if name != RAY_SERVE])
+@pytest.mark.parametrize("name", ENGINES)
 def test_every_engine_gets_model_and_port_and_nothing_unknown(name: str) -> None:
     engine = engine_named(name)
     words = command_of(engine, is_adapter=False, has_key=True)
@@ -33,7 +33,7 @@ def test_an_engine_that_cannot_be_given_a_key_says_so() -> None:
     assert all("key" in engine.note for engine in silent)
     # UGRO's own programs are given a file by their replica; a variable with the key itself would be in their way.
     assert all(
-        bool(engine.key_variable or engine.key_words) == (engine.name not in ("ugro", RAY_SERVE))
+        bool(engine.key_variable or engine.key_words) == (engine.name != "ugro")
         for engine in ENGINES.values()
         if engine.is_keyed
     )

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from tests.unit.policy.serving.places import service
-from ugro.core.errors import NotAllowed, UsageError
-from ugro.core.service import RayPlace, Replica
-from ugro.policy.serving.requests import decided, scaled, updated
+from ugro.core.errors import NotAllowed
+from ugro.core.service import Replica
+from ugro.policy.serving.requests import decided, updated
 
 
 def test_a_revision_gets_its_number_when_its_update_begins() -> None:
@@ -29,10 +29,3 @@ def test_updates_that_were_rolled_back_are_not_kept_for_ever() -> None:
     assert len(kept) <= 13
     assert kept[:2] == [1, 2], "the current one, and one that a replica still is"
     assert kept[-1] == 52
-
-
-def test_an_application_of_ray_serve_has_one_replica() -> None:
-    of = replace(service(), ray=RayPlace("ray"))
-    assert scaled(of, 0, []).wanted == 0
-    with pytest.raises(UsageError, match="scales in its cluster"):
-        scaled(of, 2, [])

@@ -7,6 +7,7 @@ import pytest
 from tests.unit.policy.serving.places import job, ready, service, starting, waiting
 from ugro.core.job import JobState
 from ugro.core.service import EXHAUSTED, Replica, ReplicaPhase, Rollout, Service, ServiceState
+from ugro.policy.serving.applying import applied, event_of
 from ugro.policy.serving.replicas import Seen, View
 from ugro.policy.serving.rollout import ROOM_S, Add, Back, Change, Drop, Finish, changes
 
@@ -126,5 +127,16 @@ def test_with_fewer_devices_than_replicas_an_update_replaces_those_that_serve_on
     assert decided(service(3, rollout=rollout), ready(1), ready(2), new)[-1] == Drop(1, "makes room for the update")
     assert Drop(2, "makes room for the update") not in decided(service(3, rollout=rollout), ready(2), new)
     done = ready(3, revision=2), ready(4, revision=2)
-    assert decided(service(3, rollout=rollout), *done, late) == [Finish()]
-    assert decided(service(3, rollout=rollout), done[0], late, new) != [Finish()]
+    [over] = changes_of = decided(service(3, rollout=rollout), *done, late)
+    assert over == Finish("2 of 3 replicas ready, the others wait for devices")
+    assert event_of(over) == ("updated", "the update is over: 2 of 3 replicas ready, the others wait for devices")
+    assert "2 of 3 replicas ready" in applied(service(3, rollout=rollout), changes_of).note
+    assert not any(isinstance(one, Finish) for one in decided(service(3, rollout=rollout), done[0], late, new))
+
+
+def test_an_update_is_not_over_while_an_old_replica_has_the_devices_that_a_new_one_waits_for() -> None:
+    """It answers what it has; then there is room for all."""
+    of, late = service(3, rollout=replace(TO_2, served=2)), waiting(6, revision=2, waits_s=ROOM_S + 1)
+    done = ready(4, revision=2), ready(5, revision=2)
+    assert decided(of, ready(3, dropped="replaced by the update"), *done, late) == []
+    assert decided(of, *done, ready(6, revision=2)) == [Finish()]

@@ -16,7 +16,6 @@ from ugro.policy.serving.steps import (
     Forget,
     RenewDoor,
     Step,
-    StopCluster,
     Submit,
     SubmitDoor,
     Turn,
@@ -154,11 +153,3 @@ def test_a_ready_replica_that_the_door_does_not_reach_is_not_ready() -> None:
 def test_every_state_of_a_job_is_a_phase(state: JobState) -> None:
     assert Seen(Replica(1, 1), job(1, state)).phase in ReplicaPhase
     assert Seen(Replica(1, 1, "x"), job(1, state)).phase in ReplicaPhase
-
-
-def test_a_ray_cluster_of_its_own_ends_after_the_door_and_before_the_service() -> None:
-    of = replace(service(0), state=ServiceState.STOPPING)
-    over = replace(view(of, door=job(0, JobState.CANCELLED)), has_cluster=True)
-    assert next_steps(over) == [StopCluster()]
-    assert next_steps(replace(over, door=DoorSeen(DOOR, {}))) == [Cancel(DOOR.id)]
-    assert next_steps(replace(over, has_cluster=False)) == [Close()]

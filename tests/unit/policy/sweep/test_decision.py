@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ugro.core.sweep import Budget, Point, Trial, TrialState
-from ugro.policy.sweep.decision import Act, View, best_trial, decide, eta_s, predecessor, total
+from ugro.core.sweep import Budget, Point, SweepState, Trial, TrialState
+from ugro.policy.sweep.decision import Act, Decision, View, best_trial, decide, eta_s, outcome, predecessor, total
 from ugro.policy.sweep.history import MOST_KEPT, best_of, joined, merged, score_of, thinned
 from ugro.policy.sweep.pruning import to_prune
 from ugro.policy.sweep.reading import read
@@ -30,6 +30,18 @@ def trial(number: int, state: TrialState, *values: float, **more: Any) -> Trial:
 
 def done(count: int, state: TrialState = TrialState.COMPLETE) -> list[Trial]:
     return [trial(number, state, float(number)) for number in range(1, count + 1)]
+
+
+def test_a_sweep_of_which_no_trial_succeeded_has_failed() -> None:
+    end, stop = Decision(Act.END, "every point was tried: 2"), Decision(Act.STOP, "the first 3 trials failed: no disk")
+    failed = [trial(1, TrialState.FAILED, reason="exit code 1"), trial(2, TrialState.INFEASIBLE, reason="no memory")]
+    said = "every point was tried: 2; none succeeded: no memory"
+    assert outcome(end, failed) == (SweepState.FAILED, said)
+    assert outcome(stop, failed) == (SweepState.FAILED, stop.reason)
+    for one in (TrialState.COMPLETE, TrialState.PRUNED):
+        assert outcome(end, [*failed, trial(3, one)]) == (SweepState.DONE, end.reason)
+        assert outcome(stop, [*failed, trial(3, one)]) == (SweepState.STOPPED, stop.reason)
+    assert outcome(end, [trial(1, TrialState.CANCELLED)])[0] is SweepState.DONE, "a person ended it"
 
 
 def test_one_trial_waits_beyond_what_runs() -> None:

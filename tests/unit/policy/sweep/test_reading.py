@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -138,3 +139,27 @@ def test_a_trial_finds_its_parameters_in_its_environment() -> None:
     assert found["UGRO_PARAM_LR"] == "0.1"
     assert found["UGRO_PARAM_OPT_NAME"] == "adam"
     assert nested(SETTINGS) == {"lr": 0.1, "amp": True, "deep": False, "opt": {"name": "adam"}}
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ("lr: {values: [1, .nan, 2]}", "parameters.lr.values: expected finite numbers, got nan among them"),
+        ("lr: {values: [0.1, 1e999]}", "parameters.lr.values: expected a finite number, got inf"),
+        ("lr: {values: [1, nan]}", "parameters.lr.values: expected finite numbers, got 'nan' among them"),
+        ("lr: {value: -.inf}", "parameters.lr.value: expected a finite number, got -inf"),
+        ("lr: {values: [{warm: [1, .nan]}, {warm: [2]}]}", "parameters.lr.values: expected a finite number, got nan"),
+        ("lr: {min: .nan, max: 1}", "parameters.lr.min: expected a number, got nan"),
+        ("lr: {mu: .inf}", "parameters.lr.mu: expected a number, got inf"),
+        ("lr: {values: [1, 2], probabilities: [.nan, 1]}", "parameters.lr.probabilities: expected a number, got nan"),
+        ("lr: {min: 0, max: 1, distribution: q_uniform, q: .nan}", "parameters.lr.q: expected a number, got nan"),
+    ],
+)
+def test_nan_and_infinities_are_no_values(given: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(says)):
+        read({"method": "random", "parameters": yaml.safe_load(given)})
+
+
+def test_words_that_look_like_no_numbers_are_values_among_words() -> None:
+    values = ["nan", "zero", True]
+    assert read({"method": "grid", "parameters": {"fill": {"values": values}}}).parameters[0].values == tuple(values)

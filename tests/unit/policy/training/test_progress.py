@@ -9,7 +9,7 @@ from time import process_time
 import pytest
 
 from ugro.policy.training.bars import newest_bar
-from ugro.policy.training.progress import Known, Track, progress, seconds_per_step
+from ugro.policy.training.progress import Known, Track, mean_seconds_per_step, progress, seconds_per_step
 
 _NOW = 1_000_000.0
 _BAR = "Train:  45%|████▌     | 450/1000 [01:02<01:15,  7.2it/s]"
@@ -114,6 +114,57 @@ def test_records_without_times_have_no_speed() -> None:
     found = progress(Known(_NOW, Track([1, 2, 3], [0.0, 0.0, 0.0], count=3), told={"max_steps": 10}))
     assert found is not None
     assert (found.words, found.left_words) == ("step 3 of 10", "time left not known yet")
+
+
+def _batches(sizes: Sequence[int], every_s: float = 2.0) -> Track:
+    """Records without times, which have those of their arrival."""
+    times = [_NOW - every_s * (len(sizes) - 1 - at) for at, size in enumerate(sizes) for _ in range(size)]
+    return Track(list(range(1, len(times) + 1)), times, count=len(times))
+
+
+def test_steps_that_arrive_in_batches_share_the_time_since_the_batch_before() -> None:
+    assert seconds_per_step(_batches([10, 10, 10, 10])) == pytest.approx(0.2)
+    assert seconds_per_step(_batches([40, 9, 11, 10, 10])) == pytest.approx(0.2), "how many came first says nothing"
+    found = progress(Known(_NOW, _batches([10, 10, 10, 10]), told={"max_steps": 100}))
+    assert found is not None
+    assert found.left_s == pytest.approx(12)
+    early = progress(Known(_NOW, _batches([25, 5]), told={"max_steps": 100}))
+    assert early is not None
+    assert early.left_words == "time left not known yet", "one interval tells nothing"
+
+
+def test_a_whole_attempt_has_a_mean_pace_where_batches_say_too_little() -> None:
+    assert mean_seconds_per_step(_batches([40]), 8.9) == pytest.approx(8.9 / 40)
+    assert mean_seconds_per_step(Track([50, 100], [_NOW, _NOW]), 10.0) == pytest.approx(0.1), "every 50th is logged"
+    assert mean_seconds_per_step(Track([501, 502, 601], [_NOW] * 3), 10.0) == pytest.approx(0.1), "it resumed"
+    assert mean_seconds_per_step(_steps(2), 10.0) is None, "they have times of their own"
+    assert mean_seconds_per_step(_batches([1]), 10.0) is None
+    assert mean_seconds_per_step(_batches([40]), 0.0) is None
+
+
+def test_what_has_succeeded_is_done_though_it_did_not_log_its_last_step() -> None:
+    known = Known(_NOW, _steps(98), told={"max_steps": 100}, is_final=True)
+    failed, succeeded = progress(known), progress(replace(known, has_succeeded=True))
+    assert failed is not None
+    assert succeeded is not None
+    assert (failed.words, failed.share) == ("step 98 of 100", 0.98)
+    assert (succeeded.words, succeeded.share) == ("done, last logged step 98 of 100", 1.0)
+    whole = progress(replace(known, steps=_steps(100), has_succeeded=True))
+    assert whole is not None
+    assert (whole.words, whole.share) == ("step 100 of 100", 1.0)
+
+
+def test_a_time_limit_that_comes_first_is_said() -> None:
+    known = Known(_NOW, _steps(100), told={"max_steps": 5500}, limit_left_s=7200)
+    found = progress(known)
+    assert found is not None
+    assert (found.left_words, found.left_s) == ("needs 3h, and its time limit leaves 2h", 10800)
+    enough = progress(replace(known, limit_left_s=10801))
+    assert enough is not None
+    assert enough.left_words == "3h left"
+    bar = progress(Known(_NOW, log_tail=_BAR, limit_left_s=60.0))
+    assert bar is not None
+    assert bar.left_words == "needs 1m15s, and its time limit leaves 1m"
 
 
 def test_a_bar_knows_the_time_where_records_do_not() -> None:

@@ -16,6 +16,7 @@ from ugro.core.errors import UsageError
 from ugro.policy.balance.planner import Plan
 from ugro.train import frozen
 from ugro.train.loader import Loader, checked_weights
+from ugro.train.pieces import Handed
 from ugro.train.recipe import evaluation, output
 from ugro.train.recipe.card import Facts, Hardware, card
 from ugro.train.recipe.lora import Trained, kept
@@ -211,7 +212,7 @@ class Course:
 
     def boundary(self) -> None: ...
     def fetching(self) -> None: ...
-    def fetched(self, slice_: Slice) -> None: ...
+    def fetched(self, slice_: Slice, handed: Handed) -> None: ...
     def exhausted(self) -> None: ...
 
 

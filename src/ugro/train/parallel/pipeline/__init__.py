@@ -10,7 +10,7 @@ from typing import Any
 
 from ugro.core.errors import UsageError
 from ugro.train import frozen
-from ugro.train.batchnorm_layer import SynchronisedBatchNorm
+from ugro.train.batchnorm_layer import BatchNormOnGpu, SynchronisedBatchNorm
 from ugro.train.group import Group
 from ugro.train.parallel.pipeline.cut import Cut
 from ugro.train.parallel.pipeline.model import Pipelined
@@ -29,11 +29,18 @@ class Pipeline(Way):
     reports_waits = True
 
     def __init__(self, model: Pipelined, stepping: Stepping, steps: Steps) -> None:
-        super().__init__(model, stepping.group, (0,) * stepping.group.ranks)
         self._steps = steps
+        super().__init__(model, stepping.group, (0,) * stepping.group.ranks)
 
     def guard(self, stepping: Stepping) -> Any:
         return self._steps
+
+    def trained(self) -> list[Any]:
+        """Their names, on whichever rank they are."""
+        return [name for name, one in self._steps.tensors.items() if one.requires_grad]
+
+    def change(self, *, has_thawed: bool) -> None:
+        self._steps.forget_exchanges()
 
     def check_block(self) -> None:
         raise UsageError("a pipeline runs complete steps", hint="loss = run.step(loss_fn, batch)")
@@ -71,7 +78,7 @@ def _check(model: Any, options: Mapping[str, Any]) -> None:
         value = options.get(name)
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
             raise UsageError(f"{name} is not a positive number: {value!r}")
-    if any(isinstance(module, SynchronisedBatchNorm) for module in model.modules()):
+    if any(isinstance(module, SynchronisedBatchNorm | BatchNormOnGpu) for module in model.modules()):
         raise UsageError("a pipeline has no synchronised BatchNorm: its ranks have other layers, not other samples")
     if names := [name for name, one in model.named_parameters() if one.device.type == "meta"]:
         raise UsageError(

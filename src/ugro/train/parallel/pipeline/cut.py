@@ -29,7 +29,7 @@ class Part:
     call: Callable[..., Any]
     kind: str = ""  # layers of one kind cost the same
     names: list[str] = field(default_factory=list)  # of the parameters and buffers that it uses
-    shared: list[str] = field(default_factory=list)  # those that another part uses too, and that are trained
+    shared: list[str] = field(default_factory=list)  # parameters that another part has too
 
     def __call__(self, *tensors: Any) -> tuple[Any, ...]:
         return as_tuple(self.call(*tensors), self.name)
@@ -71,13 +71,14 @@ class Cut:
     def share_rest(self, by_before: set[int], by_after: set[int]) -> None:
         """Gives what is in no layer to the parts around them: ``by_…`` are the ids of what they train.
 
-        What is not trained is small or frozen, and both have it; what nobody uses stays with the first.
+        What is not trained is small or frozen, and both have it: it may thaw. What nobody uses stays with the first.
         """
         in_layers = {name for part in self.parts for name in part.names}
         for name, one in self.tensors.items():
             if name in in_layers:
                 continue
-            is_trained = isinstance(one, nn.Parameter) and one.requires_grad
+            is_parameter = isinstance(one, nn.Parameter)
+            is_trained = is_parameter and one.requires_grad
             users = [
                 part
                 for part, used in ((self.before, by_before), (self.after, by_after))
@@ -85,7 +86,7 @@ class Cut:
             ] or [self.parts[0]]
             for part in users:
                 part.names.append(name)
-                if is_trained and len(users) > 1:
+                if is_parameter and len(users) > 1:
                     part.shared.append(name)
 
     def is_around(self, part: Part) -> bool:

@@ -49,8 +49,15 @@ class Optimizers:
     def _name(self, parameter: Any) -> str:
         return self._names_now.get(id(parameter), "")
 
+    def _note_groups(self) -> None:
+        """Those that the script has added since."""
+        for kind, optimizer in self._kept.items():
+            for group in optimizer.param_groups[len(self._groups[kind]) :]:
+                self._groups[kind].append(_named(group, self._names_now))
+
     def rebuild(self, arrived: States) -> None:
         """Gives each group its parameters that are on this rank, in the first order, and states of new ones."""
+        self._note_groups()
         now = {name: one for name, one in self._tensors.items() if one.device.type != "meta"}
         for kind, optimizer in self._kept.items():
             old = {self._name(parameter): state for parameter, state in optimizer.state.items()}
@@ -65,6 +72,7 @@ class Optimizers:
 
     def whole(self, kind: str, states: dict[str, Any]) -> dict[str, Any]:
         """The state_dict that one process with all parameters would have."""
+        self._note_groups()
         own = self._kept[kind].state_dict()
         numbers: dict[str, int] = {}
         groups = []

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -16,14 +17,44 @@ from torch.distributed.pipelining import (
     ScheduleInterleaved1F1B,
     ScheduleLoopedBFS,
 )
+from torch.distributed.pipelining.microbatch import TensorChunkSpec
 
+from ugro.core.errors import UsageError
 from ugro.policy.partition.micro_batches import is_whole
 from ugro.policy.partition.problem import Partition
-from ugro.train.clock import CpuClock, CudaClock
+from ugro.train.clock import Clock
 from ugro.train.group import Group
 from ugro.train.parallel.pipeline.cut import Cut
 
 Loss = Callable[[Any, int], Any]  # of the output for a micro-batch, and its number
+_MOST_SHAPES = 16  # whose schedules are kept: sequences may be of another length in every step
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    count: int  # micro-batches
+    inputs: tuple[Any, ...]  # of all of them
+    dimensions: tuple[int, ...]  # of the samples, in each input
+    loss: Loss
+
+    @property
+    def shape(self) -> tuple[Any, ...]:
+        return (self.count, self.dimensions, *(tuple(one.shape) for one in self.inputs))
+
+
+def sample_dimensions(inputs: Sequence[Any], first: Sequence[Any], count: int) -> tuple[int, ...]:
+    """Where torch is to cut the inputs: what is larger than in the first of the micro-batches."""
+    return tuple(_sample_dimension(one, part) if count > 1 else 0 for one, part in zip(inputs, first, strict=True))
+
+
+def _sample_dimension(one: Any, part: Any) -> int:
+    places = [place for place, (many, few) in enumerate(zip(one.shape, part.shape, strict=True)) if many != few]
+    if len(places) != 1:
+        raise UsageError(
+            f"an input of the model ({tuple(one.shape)}) is {tuple(part.shape)} for fewer samples, and cannot be cut",
+            hint="before=lambda model, x: … adds what is the same for all samples",
+        )
+    return places[0]
 
 
 def can_reorder() -> bool:
@@ -34,7 +65,7 @@ def can_reorder() -> bool:
 class Watch:
     """How long this rank computes in a step, apart from its waiting."""
 
-    def __init__(self, clock: CpuClock | CudaClock) -> None:
+    def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._spans: dict[bool, list[tuple[Any, Any]]] = {True: [], False: []}
 
@@ -72,7 +103,7 @@ class Pipe:
     def __init__(self, cut: Cut, partition: Partition, group: Group, watch: Watch) -> None:
         self.partition = partition
         self._cut, self._group, self._watch = cut, group, watch
-        self._schedules: dict[tuple[int, int], Any] = {}
+        self._schedules: dict[tuple[Any, ...], Any] = {}
         self._loss: Loss | None = None  # of the step that runs
         order = list(partition.order)
         # Torch gives the first stage to the first rank of the group.
@@ -81,19 +112,22 @@ class Pipe:
         self.own = [at for at, stage in enumerate(partition.stages) if stage.device == group.rank]
         self.has_first, self.has_last = 0 in self.own, len(partition.stages) - 1 in self.own
 
-    def run(self, shape: tuple[int, int], inputs: tuple[Any, ...], loss: Loss) -> tuple[float, bool]:
-        """Forward and backward of ``shape``: how many micro-batches of which size.
+    def run(self, work: Work) -> tuple[float, bool]:
+        """Forward and backward of some micro-batches of one size; all ranks have the same ones.
 
         Returns the sum of the losses, 0 where the last stage is not, and whether this shape is new: torch then runs a
         micro-batch only to see what the stages exchange.
         """
+        shape = work.shape
         is_new = shape not in self._schedules
         if is_new:
-            self._schedules[shape] = self._schedule(shape[0])
-        schedule, self._loss = self._schedules[shape], loss
+            if len(self._schedules) >= _MOST_SHAPES:
+                self._schedules.clear()
+            self._schedules[shape] = self._schedule(work)
+        schedule, self._loss = self._schedules[shape], work.loss
         losses: list[Any] = []
-        target = torch.arange(shape[0]) if self.has_last else None
-        schedule.step(*(inputs if self.has_first else ()), target=target, losses=losses, return_outputs=False)
+        target = torch.arange(work.count) if self.has_last else None
+        schedule.step(*(work.inputs if self.has_first else ()), target=target, losses=losses, return_outputs=False)
         return sum(float(one.detach()) for one in losses), is_new
 
     def _watched_loss(self, output: Any, number: Any) -> Any:
@@ -101,10 +135,12 @@ class Pipe:
         with self._watch.computing(is_forward=True):
             return self._loss(output, int(number))
 
-    def _schedule(self, count: int) -> Any:
+    def _schedule(self, work: Work) -> Any:
         stages = [self._stage(at) for at in self.own]
-        ranks = len(self.partition.order)
+        ranks, count = len(self.partition.order), work.count
         options: dict[str, Any] = {"n_microbatches": count, "loss_fn": self._watched_loss, "scale_grads": False}
+        if self.has_first:
+            options["args_chunk_spec"] = tuple(map(TensorChunkSpec, work.dimensions))
         if len(stages) == 1:
             return (Schedule1F1B if count >= ranks else ScheduleGPipe)(stages[0], **options)
         is_interleaved = count >= ranks and is_whole(count, ranks)
@@ -117,9 +153,12 @@ class Pipe:
         made.watch = self._watch
         return made
 
-    def close(self) -> None:
+    def forget(self) -> None:
         self._schedules.clear()
         self._loss = None
+
+    def close(self) -> None:
+        self.forget()
         if self._members is not None and distributed.is_initialized():
             distributed.destroy_process_group(self._members)
         self._members = None

@@ -16,14 +16,14 @@ from ugro.policy.balance.mode import Mode
 from ugro.policy.partition import micro_batches as micro
 from ugro.policy.partition.planner import Move, equal, moved_layers, owners, plan, review
 from ugro.policy.partition.problem import Partition, Problem
-from ugro.train.clock import CpuClock, CudaClock, Moments, after_ready
+from ugro.train.clock import Clock, CpuClock, CudaClock, Moments, after_ready, data_s
 from ugro.train.parallel.pipeline import measure
 from ugro.train.parallel.pipeline.cut import Cut
 from ugro.train.parallel.pipeline.model import Pipelined
 from ugro.train.parallel.pipeline.moving import Mover
 from ugro.train.parallel.pipeline.optimizers import Optimizers
-from ugro.train.parallel.pipeline.stages import Pipe, Watch, can_reorder
-from ugro.train.pieces import pieces
+from ugro.train.parallel.pipeline.stages import Pipe, Watch, Work, can_reorder, sample_dimensions
+from ugro.train.pieces import Parts
 from ugro.train.stepping import Stepping
 from ugro.train.telemetry import Word
 
@@ -38,9 +38,10 @@ _REPORTED_AFTER = 8  # steps: how long they took, compared with what was predict
 class Steps:
     def __init__(self, cut: Cut, model: Pipelined, stepping: Stepping, options: Mapping[str, Any]) -> None:
         self._cut, self._model, self._stepping, self._options = cut, model, stepping, options
+        self.tensors = cut.tensors
         self._group = stepping.group
         self._names = tuple(stepping.balance.names)
-        self._clock = CudaClock() if self._group.device.type == "cuda" else CpuClock()
+        self._clock: Clock = CudaClock() if self._group.device.type == "cuda" else CpuClock()
         self._watch = Watch(self._clock)
         self._problem: Problem | None = None
         self._total = 0  # samples of a whole batch
@@ -60,48 +61,51 @@ class Steps:
         """Returns the mean loss of the batch, on every rank. Gradients are those of the batch in this step."""
         if scaler is not None:
             raise UsageError("a pipeline has no GradScaler: each rank would scale by itself", hint="use bfloat16")
-        total = pieces(batch, None)
+        whole = self._stepping.parts(batch)
+        whole.expect_divisible()
+        total = whole.samples
         if self.pipe is None:
-            self._begin(loss_fn, batch, total)
+            self._begin(loss_fn, whole)
         elif self._stepping.progress.epoch != self._epoch:
             self._review()
         moments = self._stepping.begin(self._micro_batches)
         begun = time.perf_counter()
-        loss, is_new = self._computed(loss_fn, batch, total)
+        loss, is_new = self._computed(loss_fn, whole)
         self._add_shared()
         forward_s, backward_s = self._watch.taken_s()
         word = self._word(moments, (forward_s, backward_s), loss, total)
         words = self._stepping.exchanged(word)
         taken_s = time.perf_counter() - begun
         self._tail_s = max(0.0, taken_s - forward_s - backward_s)
-        whole = sum(word.loss for word in words)
-        words = [replace(word, loss=whole) for word in words]
+        mean = sum(word.loss for word in words)
+        words = [replace(word, loss=mean) for word in words]
         self._stepping.conclude(words)
         if not is_new:
             self._note(words, total, taken_s)
-        return torch.tensor(whole, device=self._group.device, dtype=torch.float64)
+        return torch.tensor(mean, device=self._group.device, dtype=torch.float64)
 
-    def _computed(self, loss_fn: LossFunction, batch: Any, total: int) -> tuple[float, bool]:
+    def _computed(self, loss_fn: LossFunction, batch: Parts) -> tuple[float, bool]:
         pipe = self.pipe
         assert pipe is not None
         for parameter in self._model.parameters():
             parameter.grad = None
         loss, is_any_new, begin = 0.0, False, 0
-        for count, size in micro.rounds(total, self._micro_batches):
-            part = pieces(batch, (begin, begin + count * size, total))
-            inputs = self._model.captured(loss_fn, part) if pipe.has_first else ()
-            found, is_new = pipe.run((count, size), inputs, self._loss(loss_fn, batch, (begin, size, total)))
+        for count, size in micro.rounds(batch.samples, self._micro_batches):
+            inputs = self._model.captured(loss_fn, batch.part(begin, begin + count * size))
+            first = self._model.captured(loss_fn, batch.part(begin, begin + size))
+            cut = sample_dimensions(inputs, first, count)
+            found, is_new = pipe.run(Work(count, inputs, cut, self._loss(loss_fn, batch, (begin, size))))
             loss, is_any_new, begin = loss + found, is_any_new or is_new, begin + count * size
         return loss, is_any_new
 
-    def _loss(self, loss_fn: LossFunction, batch: Any, where: tuple[int, int, int]) -> Callable[[Any, int], Any]:
-        first, size, total = where
+    def _loss(self, loss_fn: LossFunction, batch: Parts, where: tuple[int, int]) -> Callable[[Any, int], Any]:
+        first, size = where
         slice_ = self._stepping.slice
 
         def loss(output: Any, number: int) -> Any:
             begin = first + number * size
-            weight = size / total if slice_ is None else slice_.part(begin, size)
-            return self._model.answered(loss_fn, pieces(batch, (begin, begin + size, total)), output) * weight
+            assert slice_ is not None
+            return self._model.answered(loss_fn, batch.part(begin, begin + size), output) * slice_.part(begin, size)
 
         return loss
 
@@ -115,6 +119,8 @@ class Steps:
         is_first = self._group.rank == first
         for name in names:
             parameter = self._cut.tensors.get(name)
+            if not parameter.requires_grad:
+                continue
             own = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
             other = torch.empty_like(own)
             peer = last if is_first else first
@@ -125,8 +131,10 @@ class Steps:
     def _word(self, moments: Moments, busy: tuple[float, float], loss: float, total: int) -> Word:
         """Times of the previous step's end are sent with this one, as always."""
         stepping, clock = self._stepping, self._clock
+        moments.loss = torch.tensor(loss, dtype=torch.float64)
+        stepping.finite.take(moments, self._model.parameters())
         moments.ready = moments.synced = clock.now()
-        between_s = moments.data_s
+        between_s = fetching_s = data_s(clock, moments)
         if moments.since is not None and moments.is_clean:
             between_s = clock.between(moments.since, moments.begun)
         optimizer_s = 0.0 if self._before is None else after_ready(clock, self._before)[1]
@@ -134,7 +142,7 @@ class Steps:
         own_s = between_s + sum(busy)
         return Word(
             stops=stepping.is_asked_to_stop, step=moments.step, share=total if self._group.rank == 0 else 0,
-            micro_batches=self._micro_batches, own_s=own_s, data_s=moments.data_s, forward_s=busy[0],
+            micro_batches=self._micro_batches, own_s=own_s, data_s=fetching_s, forward_s=busy[0],
             backward_s=busy[1], loss=loss, tail_s=self._tail_s, optimizer_s=optimizer_s,
             trace_steps=0 if stepping.tracer is None else stepping.tracer.asked(),
         )  # fmt: skip
@@ -150,8 +158,8 @@ class Steps:
 
     # --- where it is cut ----------------------------------------------------------------------------------------
 
-    def _begin(self, loss_fn: LossFunction, batch: Any, total: int) -> None:
-        options, stepping = self._options, self._stepping
+    def _begin(self, loss_fn: LossFunction, batch: Parts) -> None:
+        options, stepping, total = self._options, self._stepping, batch.samples
         optimizers = Optimizers(stepping.kept, self._cut.tensors)
         each = options.get("stages_per_rank", 1)
         self._total, self._epoch = total, stepping.progress.epoch
@@ -162,7 +170,7 @@ class Steps:
                 f"{count} micro-batches cannot be interleaved on {self._group.ranks} ranks",
                 hint="give a multiple of the number of ranks: micro_batches=…",
             )
-        sample = pieces(batch, (0, size, total))
+        sample = batch.part(0, size)
         inputs = self._model.captured(loss_fn, sample)
         measure.check(self._cut, inputs, self._group)
         meter = measure.Meter(self._cut, self._group, lambda output: self._model.answered(loss_fn, sample, output))
@@ -239,6 +247,11 @@ class Steps:
                 "reason": partition.reason,
             }
         )
+
+    def forget_exchanges(self) -> None:
+        """What the stages send each other depends on what is trained. All ranks call it."""
+        if self.pipe is not None:
+            self.pipe.forget()
 
     # --- without training ---------------------------------------------------------------------------------------
 

@@ -1,0 +1,122 @@
+"""Finds the script that a job runs among the files of this machine, and the folder that has to go with it.
+
+A script outside of the current folder would not be on the nodes: its own folder is sent instead. A path that only the
+nodes have is left as it is, and so is what belongs to the system, such as a program in /usr.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ugro.core.errors import ConfigError
+
+_INTERPRETER = re.compile(r"(?:python|pypy)[0-9.]*|(?:ba|da|k|z)?sh")
+_WITH_VALUE = frozenset({"-W", "-X", "-o", "--check-hash-based-pycs"})
+_ENDINGS = (".py", ".sh", ".R", ".jl")
+# What is there belongs to the machine: nodes have their own.
+_SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc", "/proc", "/sys", "/dev")
+
+
+@dataclass(frozen=True, slots=True)
+class OwnScript:
+    folder: str  # to be sent
+    script: str  # as it is called there
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """The words of a job: of a command, or a script and its arguments."""
+
+    argv: tuple[str, ...]
+    is_command: bool
+    is_workdir_given: bool = False  # the user says which folder is sent
+    follows_links: bool = False  # what a link in the folder leads to is sent with it
+
+    @property
+    def at(self) -> int | None:
+        """The place of the script; None if there is none."""
+        return place_of(self.argv) if self.is_command else None if self.argv[0].startswith("-") else 0
+
+    def called(self, script: str) -> str:
+        """A program is looked for in the folder only if its name has a slash."""
+        return f"./{script}" if self.is_command and self.at == 0 else script
+
+    @property
+    def names_elsewhere(self) -> bool:
+        """Whether its script's name may lead out of the current folder, links in it aside."""
+        return self.at is not None and _is_elsewhere(self.argv[self.at])
+
+
+def place_of(command: Sequence[str]) -> int | None:
+    """Where a command names the script that it runs, as far as its words tell."""
+    words = enumerate(command)
+    if _INTERPRETER.fullmatch(os.path.basename(command[0])):
+        next(words)
+        for at, word in words:
+            if word == "-c":
+                return None
+            if word == "-m":
+                break  # a module; it may start a script: python -m torch.distributed.run train.py
+            if word in _WITH_VALUE:
+                next(words, None)
+            elif not word.startswith("-"):
+                return at
+    return next((at for at, word in words if is_script(word)), None)
+
+
+def own_script(here: str, words: Words) -> OwnScript | None:
+    """The script of a job that is submitted in the folder ``here``; None if it needs no other folder or name.
+
+    Blocks. Raises ConfigError for what cannot be sent together.
+    """
+    at = words.at
+    if at is None:
+        return None
+    word = words.argv[at]
+    path = os.path.join(here, os.path.expanduser(word))
+    real, root = os.path.realpath(path), os.path.realpath(here)
+    is_there = os.path.isfile(real) or os.path.isfile(os.path.join(real, "__main__.py"))
+    if not is_there or _is_within(real, _SYSTEM):
+        return None
+    if words.follows_links and _is_within(os.path.normpath(path), [os.path.normpath(here)]):
+        real = os.path.join(root, os.path.relpath(path, here))
+    if _is_within(real, [root]):
+        return OwnScript(here, words.called(os.path.relpath(real, root))) if _is_elsewhere(word) else None
+    found = OwnScript(os.path.dirname(real), words.called(os.path.basename(real)))
+    if words.is_workdir_given:
+        raise ConfigError(
+            f"{word} is not in {here}, the folder that is sent",
+            hint=f"leave out the workdir: then {found.folder} is sent; "
+            "if the nodes have the script: --no-sync, or --cwd DIR",
+        )
+    _expect_no_other_files(here, found, words.argv[at + 1 :])
+    return found
+
+
+def _expect_no_other_files(here: str, found: OwnScript, args: Sequence[str]) -> None:
+    """Files of the current folder would not be sent with another one."""
+    for word in args:
+        for name in {word, word.partition("=")[2]} - {""}:
+            is_own = not name.startswith(("/", "~", "-")) and os.path.isfile(os.path.join(here, name))
+            if is_own and not os.path.lexists(os.path.join(found.folder, name)):
+                raise ConfigError(
+                    f"{name} would not be sent: {found.script} is in {found.folder}, and that folder is sent",
+                    hint=f"name it by its whole path if the nodes have it; or put both into one folder; or send "
+                    f"only that of the script: cd {found.folder} first",
+                )
+
+
+def is_script(word: str) -> bool:
+    """Whether a word alone says that it names a script."""
+    return word.endswith(_ENDINGS) and not word.startswith("-")
+
+
+def _is_elsewhere(word: str) -> bool:
+    return word.startswith(("/", "~")) or ".." in word.split("/")
+
+
+def _is_within(path: str, folders: Sequence[str]) -> bool:
+    return any(path == folder or path.startswith(folder.rstrip("/") + "/") for folder in folders)

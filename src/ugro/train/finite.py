@@ -1,0 +1,156 @@
+"""Notices losses and gradients that are not finite, and what all ranks do about them.
+
+A sum over each bucket of gradients, before it is exchanged, tells which rank it was. It goes with the numbers that
+ranks exchange in every step: on a GPU with those of the next step, so that nobody waits for the device. To leave out an
+update one has to know before: then a rank waits until its gradients are there, as a GradScaler does.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from ugro.core.errors import UgroError
+from ugro.policy.training import nan
+from ugro.policy.training.nan import Incident, OnNan, Response, Wrong
+from ugro.train.clock import Clock, Moments
+from ugro.train.notices import Notices
+
+_HINT = "torch.autograd.set_detect_anomaly(True) finds where; nan: skip leaves such updates out, nan: ignore goes on"
+_EVERY_RANK = "every rank"
+
+
+class NotFinite(UgroError):
+    """Raised on all ranks when a training must not go on with numbers that are not finite."""
+
+    def __init__(self, words: str) -> None:
+        super().__init__(words, hint=_HINT)
+        self.add_note(f"hint: {_HINT}")
+
+
+class Finite:
+    def __init__(self, choice: OnNan, clock: Clock, notices: Notices | None) -> None:
+        """``notices``: None where nobody is told."""
+        self.choice = choice
+        self.response = Response()  # of the newest step
+        self.notices = notices
+        self._clock = clock
+        self._has_scaler = False  # the script, or a library that it uses
+        self._counts: dict[tuple[str, Wrong], tuple[int, int]] = {}  # the first step, and how many
+
+    # --- in a step ----------------------------------------------------------------------------------------------
+
+    @property
+    def sees_now(self) -> bool:
+        """The numbers of a step are known in it."""
+        return self._clock.lag == 0 or self.choice is OnNan.SKIP
+
+    def add(self, moments: Moments, gradients: Any) -> None:
+        """Some of them, each time others."""
+        found = _sum(gradients)
+        moments.gradients = found if moments.gradients is None else moments.gradients + found
+
+    def take(self, moments: Moments, parameters: Any) -> None:
+        """All gradients that there are by now."""
+        given = [one.grad for one in parameters if one.grad is not None]
+        moments.gradients = _together([getattr(one, "_local_tensor", one).detach() for one in given])
+        self.seal(moments)
+
+    def seal(self, moments: Moments) -> None:
+        """No more are added."""
+        if moments.gradients is not None:
+            moments.gradients = self._clock.kept(moments.gradients)
+
+    def wrong(self, moments: Moments | None, *, waits: bool = False) -> tuple[Wrong, bool] | None:
+        """Returns what is not finite, and whether it is harmless. It ``waits`` for a step that is not over."""
+        if moments is None:
+            return None
+        if (waits or self.sees_now) and moments.ready is not None:
+            self._clock.wait(moments.ready)
+        is_loss = moments.loss is not None and not math.isfinite(float(moments.loss))
+        is_known = moments.gradients is not None
+        is_gradients = is_known and not math.isfinite(float(moments.gradients))
+        if not is_loss and not is_gradients:
+            return None
+        if is_loss and is_known and not is_gradients:
+            return Wrong.LOSS, True
+        self._has_scaler = self._has_scaler or _has_scaler()
+        is_scaled = moments.is_scaled or self._has_scaler
+        if is_loss:
+            return Wrong.LOSS, is_scaled
+        return None if is_scaled else (Wrong.GRADIENTS, False)  # it looks for its scale
+
+    # --- with all ranks -----------------------------------------------------------------------------------------
+
+    def decide(self, incidents: Sequence[Incident], ranks: int) -> None:
+        """All ranks have the same incidents of a step. Raises NotFinite if the run ends."""
+        known = sorted(incidents, key=lambda one: one.what is not Wrong.LOSS)
+        if len(known) == ranks > 1 and known[0].what is not Wrong.LOSS:  # which of them it was cannot be told
+            known = [Incident(_EVERY_RANK, known[0].step, known[0].what, known[0].is_harmless)]
+        self.response = nan.response(self.choice, known, self.response.in_a_row)
+        if self.response.stops is not None:
+            raise NotFinite(self.response.stops)
+        for incident in known:
+            self.tell(incident, is_left_out=self.response.skips)
+
+    def tell(self, incident: Incident, *, is_left_out: bool) -> None:
+        """Logs it now and then: it may be so in every step."""
+        key = (incident.rank, incident.what)
+        first, count = self._counts.get(key, (incident.step, 0))
+        self._counts[key] = (first, count := count + 1)
+        if self.notices is None:
+            return
+        verb = "was" if incident.what is Wrong.LOSS else "were"
+        when = f"step {first}" if count == 1 else f"{count} steps, {first} to {incident.step}"
+        text = f"the {incident.what} of {incident.rank} {verb} not finite in {when}"
+        if is_left_out:
+            text += "; the update was left out" if count == 1 else "; the updates were left out"
+        self.notices.say(" ".join(key), text, is_logged=count & (count - 1) == 0)
+
+
+def are_finite(parameters: Any) -> bool:
+    """Waits for the device."""
+    sums = [_sum(getattr(one, "_local_tensor", one).detach()) for one in parameters if one.device.type != "meta"]
+    return all(math.isfinite(float(one)) for one in sums)
+
+
+def statistics(model: Any) -> list[tuple[Any, str]]:
+    """What a model learns without gradients, such as a BatchNorm does: the modules and the names of their buffers.
+
+    What is not saved with it is a cache.
+    """
+    found = {
+        id(one): (module, name)
+        for module in model.modules()
+        for name, one in module.named_buffers(recurse=False)
+        if one.is_floating_point() and name not in module._non_persistent_buffers_set
+    }
+    return list(found.values())
+
+
+def _sum(values: Any) -> Any:
+    """Finite, if and only if all of them are; but for numbers so large that no training goes on with them."""
+    import torch
+
+    return values.detach().sum(dtype=torch.float32 if values.dtype in (torch.float16, torch.bfloat16) else None)
+
+
+def _together(tensors: list[Any]) -> Any:
+    """The same of many: on a GPU not each of them has its own kernel."""
+    import torch
+
+    norm = getattr(torch.nn.utils, "get_total_norm", None)  # since torch 2.6
+    is_wide = all(one.dtype in (torch.float32, torch.float64) for one in tensors)
+    if norm is not None and is_wide and tensors:
+        return norm(tensors)
+    sums = [_sum(one) for one in tensors]
+    return torch.stack([one.to(sums[0]) for one in sums]).sum() if sums else None
+
+
+def _has_scaler() -> bool:
+    """Of the script or a library, which have not told us. Looked for only when something is not finite."""
+    from torch.amp import GradScaler
+
+    return any(issubclass(type(one), GradScaler) and one.is_enabled() for one in gc.get_objects())

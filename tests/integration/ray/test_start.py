@@ -1,0 +1,60 @@
+"""A Ray whose agent needs long to start, as on a slow or busy machine: it is waited for."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from tests.rig.ports import free_port
+from tests.rig.ray import LIMIT_S
+from tests.rig.waiting import descendants, name_of, wait_until, wait_until_dead
+from ugro.workloads.ray_node.rules import environment, start_words
+from ugro.workloads.ray_node.start import write_programs
+
+pytestmark = [pytest.mark.proof, pytest.mark.timeout(600)]
+
+_SLOW_S = 20.0  # a raylet itself waits for 15
+SLOW = f"""
+import sys, time
+if any("dashboard/agent.py" in word for word in sys.orig_argv):
+    time.sleep({_SLOW_S})
+"""
+
+
+def test_a_ray_whose_agent_takes_longer_than_its_raylet_waits_is_started_all_the_same(tmp_path: Path) -> None:
+    folder = Path(f"/tmp/s{os.getpid()}")  # the path of a socket is short
+    folder.mkdir(mode=0o700)
+    token, log = tmp_path / "token", tmp_path / "start.log"
+    token.write_text("0123456789abcdef" * 4)
+    settings = {"role": "head", "title": "slow", "cpus": 0, "address": "127.0.0.2", "port": free_port()}
+    settings |= {"client_port": free_port(), "dashboard_port": free_port()}
+    words = start_words(settings, 14_000, "127.0.0.2", str(folder), (256 << 20, 80 << 20))
+    (tmp_path / "sitecustomize.py").write_text(SLOW)
+    inherited = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    env = environment(settings, inherited, 14_000, str(token))
+    with log.open("wb") as out:
+        program = write_programs(str(folder))
+        ray = subprocess.Popen([sys.executable, "-u", program, "start", *words], env=env, stdout=out, stderr=out)
+    try:
+        wait_until(lambda: "Ray runtime started." in log.read_text() or ray.poll() is not None, LIMIT_S, "Ray")
+        began = time.monotonic()
+        wait_until(lambda: ray.poll() is not None or time.monotonic() - began > _SLOW_S, LIMIT_S, "the agent")
+        assert ray.poll() is None, log.read_text()
+        assert [name_of(pid) for pid in descendants([ray.pid])].count("raylet") == 1, log.read_text()
+    finally:
+        below = descendants([ray.pid])
+        ray.terminate()
+        ray.wait(60)
+        for pid in below:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        wait_until_dead(below)
+        subprocess.run(["rm", "-rf", str(folder)], check=True)
+
