@@ -12,6 +12,7 @@ from ugro.cli.session import CommandGroup, Session, json_option, pass_session
 from ugro.core.errors import UsageError
 from ugro.core.identity import ApiToken, Role
 from ugro.core.support.quantity import DURATION_EXAMPLES, parse_duration
+from ugro.kernel.access.operations import CreateToken, ListTokens, RevokeToken
 
 
 @click.group(cls=CommandGroup)
@@ -43,11 +44,12 @@ def create(session: Session, role: str, expires: str, name: str) -> None:
       ugro token create --role viewer --expires 30d --name grafana
       curl -H "Authorization: Bearer ugro_…" https://gpu-master:8443/api/v1/jobs
     """
-    made, secret = session.client().identity.create_token(role, _seconds(expires), name)
+    created = session.client().ask(CreateToken(Role(role), _seconds(expires), name))
     if session.output.is_json:
-        session.output.document({"token": made, "secret": secret})
+        session.output.document(created)
         return
-    session.output.text(secret)
+    made = created.token
+    session.output.text(created.secret)
     session.output.note(
         f"token {made.name} of {made.user}: {made.role}, until {local_time(made.expires_at)}",
         "keep it now: it cannot be shown again",
@@ -59,7 +61,7 @@ def create(session: Session, role: str, expires: str, name: str) -> None:
 @pass_session
 def list_(session: Session) -> None:
     """List your tokens; for an admin, everybody's."""
-    found = session.client().identity.tokens()
+    found = session.client().ask(ListTokens()).tokens
     if session.output.is_json:
         session.output.document({"tokens": found})
     elif found:
@@ -81,7 +83,7 @@ def revoke(session: Session, word: str) -> None:
     Example:
       ugro token revoke grafana
     """
-    revoked = session.client().identity.revoke_token(word)
+    revoked = session.client().ask(RevokeToken(word)).token
     if session.output.is_json:
         session.output.document({"token": revoked})
     else:

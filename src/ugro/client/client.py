@@ -10,7 +10,7 @@ import os
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from ugro.client.choice import chosen_reach
 from ugro.client.commands import Ended as Ended
@@ -38,7 +38,11 @@ if TYPE_CHECKING:
     from ugro.core.finding import Finding
     from ugro.core.hostkey import HostKey
     from ugro.core.node import NodeReport
+    from ugro.kernel.operations.request import Lines, Request
     from ugro.policy.scheduling.selection import Choice
+
+A = TypeVar("A")
+T = TypeVar("T")
 
 
 class Client(Parts):
@@ -331,6 +335,18 @@ class Client(Parts):
             connection.close()
 
     # --- the connection ----------------------------------------------------------------------------------------
+
+    def ask(self, asked: Request[A], *, timeout_s: float = ANSWER_S) -> A:
+        """Asks the agent, and returns its answer."""
+        content = self._ask(*asked.to_wire(), timeout_s=timeout_s)
+        found: A = asked.read(content)
+        return found
+
+    def follow(self, asked: Request[Lines[T]], *, timeout_s: float | None = ANSWER_S) -> Iterator[T]:
+        """Yields the documents of an answer as they arrive."""
+        for document in lines(self._stream(*asked.to_wire(), timeout_s=timeout_s)):
+            found: T = decode(asked.operation.line, document)
+            yield found
 
     def _ask(self, method: str, path: str, body: Any = None, *, timeout_s: float = ANSWER_S) -> Any:
         return self.reach.ask(method, path, body, timeout_s=timeout_s)

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from ugro.client.folders import Folders
     from ugro.client.hardware import HardwareCalls
     from ugro.client.hooks import HookCalls
-    from ugro.client.identity import IdentityCalls
     from ugro.client.jobs import Jobs
     from ugro.client.planning import Planning
     from ugro.client.power import PowerCalls
@@ -130,12 +129,6 @@ class Parts:
         from ugro.client.hooks import HookCalls
 
         return HookCalls(self._ask)
-
-    @property
-    def identity(self) -> IdentityCalls:
-        from ugro.client.identity import IdentityCalls
-
-        return IdentityCalls(self._ask)
 
     @property
     def usage(self) -> UsageCalls:

@@ -15,6 +15,7 @@ from tests.rig.waiting import wait_until
 from ugro import Client
 from ugro.agent.api.access_rules import RULES
 from ugro.core.identity import Role
+from ugro.kernel.access.operations import CreateToken
 
 _CHECKS = (
     "not_a_server_error", "status_code_conformance", "content_type_conformance", "response_schema_conformance",
@@ -67,7 +68,7 @@ def test_no_request_makes_the_agent_fail_or_answer_otherwise_than_described(
     try:
         assert agent.wait_ready(), log_tail(home)
         with Client(home=home, cluster=file) as client:
-            _, secret = client.identity.create_token(role, 3600, "fuzz")
+            secret = client.ask(CreateToken(Role(role), 3600, "fuzz")).secret
             url = str(wait_until(lambda: (status := client.running_agent()) and status.api_url, 30, "the API"))
             client.jobs.wait(client.jobs.submit(fields={"command": ["echo", "hello"], "sync": False, "cwd": "/"}).id)
         command = [str(api_tools() / "schemathesis"), "run", f"{url}/openapi.json", "--no-color"]

@@ -18,6 +18,8 @@ from tests.rig.api_tools import api_tools
 from tests.rig.certificates import make_certificate
 from tests.rig.waiting import wait_until
 from ugro import Client
+from ugro.core.identity import Role
+from ugro.kernel.access.operations import CreateToken
 
 # Streams of lines, and frames that only UGRO's commands read, as a generator without words for them can take them.
 SETTINGS = {
@@ -60,8 +62,8 @@ def test_a_generated_client_submits_follows_and_cancels_jobs_over_https(tmp_path
     try:
         assert agent.wait_ready(), log_tail(home)
         with Client(home=home, cluster=file) as client:
-            _, user = client.identity.create_token("user", 3600, "program")
-            _, viewer = client.identity.create_token("viewer", 3600, "looks")
+            user = client.ask(CreateToken(Role.USER, 3600, "program")).secret
+            viewer = client.ask(CreateToken(Role.VIEWER, 3600, "looks")).secret
             url = str(wait_until(lambda: (status := client.running_agent()) and status.api_url, 30, "the API"))
         assert url.startswith("https://")
         folder = generated(tmp_path, url, viewer)

@@ -21,6 +21,8 @@ from tests.rig.certificates import make_certificate
 from tests.rig.waiting import wait_until
 from ugro import Client
 from ugro.core.agent import AgentStatus
+from ugro.core.identity import Role
+from ugro.kernel.access.operations import CreateToken, GetWhoami, ListTokens, RevokeToken
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="not installed: openssl")
 
@@ -98,7 +100,8 @@ def test_it_opens_with_a_token_serves_by_tls_and_closes_with_the_last_one(client
     problem = wait_until(lambda: status(client).api_problem, 30, "why it is closed")
     assert "while there is no valid token" in str(problem)
     assert status(client).api_url is None
-    token, secret = client.identity.create_token("user", 3600, "ci")
+    created = client.ask(CreateToken(Role.USER, 3600, "ci"))
+    token, secret = created.token, created.secret
     url = str(wait_until(lambda: status(client).api_url, 30, "the API"))
     assert url.startswith("https://0.0.0.0:")
     assert secret not in client.home.database.read_bytes().decode("latin-1"), "only its hash is kept"
@@ -109,25 +112,25 @@ def test_it_opens_with_a_token_serves_by_tls_and_closes_with_the_last_one(client
     run = {"command": ["true"], "sync": False, "cwd": "/"}
     code, made = program.ask("/jobs", secret, "POST", {"user": "somebody", "key": "k", "fields": run})
     assert code == 200, made
-    assert made["job"]["user"] == client.identity.whoami().user
+    assert made["job"]["user"] == client.ask(GetWhoami()).user
     submit_as_documented(program, secret)
     assert program.ask("/jobs", None)[0] == 401
     assert program.ask("/jobs", "ugro_wrong")[0] == 401
     assert program.ask("/exec", secret, "POST", {"key": "k", "nodes": [], "argv": ["id"]})[0] == 403
     assert program.ask("/tunnel?node=here&port=1", secret, "POST")[0] == 403
     assert program.announce("/jobs", secret, 3 << 20) == 413
-    used = client.identity.tokens()[0]
+    used = client.ask(ListTokens()).tokens[0]
     assert (used.id, used.last_used_by) == (token.id, "127.0.0.1")
     done = [one.via for one in client.audit() if (one.action, one.outcome) == ("submit", "done")]
     assert done == ["token ci, 127.0.0.1"] * 2
     client.jobs.wait(made["job"]["id"])
 
-    client.identity.revoke_token("ci")
+    client.ask(RevokeToken("ci"))
     wait_until(lambda: status(client).api_url is None, 30, "the API to close")
 
 
 def test_a_certificate_that_cannot_be_used_is_named(client: Client, certificate: Path, tmp_path: Path) -> None:
-    client.identity.create_token("user", 3600, "ci")
+    client.ask(CreateToken(Role.USER, 3600, "ci"))
     wait_until(lambda: status(client).api_url, 30, "the API")
     file = tmp_path / "cluster.yaml"
     file.write_text(file.read_text().replace(f"cert: {certificate}", f"cert: {tmp_path / 'key.pem'}"))

@@ -17,13 +17,14 @@ from fastapi import FastAPI
 from tests.integration.agent.test_own_jobs import submitted
 from tests.rig.identity import CLUSTER, MEMBER, Answer, ask, person, running_agent, signed_in
 from ugro.agent.agent import Agent
-from ugro.agent.api.access_rules import PAGES, RULES, Access, Kind
+from ugro.agent.api.access_rules import PAGES, RULES, Access
 from ugro.core.identity import Caller, Role
 from ugro.core.job import JobSpec
 from ugro.core.ray_cluster import ClusterWish, Head, RayCluster
 from ugro.core.service import DoorPlace, Revision, Service, ServiceSpec
 from ugro.core.support.codec import dumps
 from ugro.core.sweep import Budget
+from ugro.kernel.operations.request import Kind
 from ugro.store.sweeps import NewSweep
 from ugro.web.access import AccessSettings
 from ugro.web.app import create_web

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from ugro.agent.api.access_rules import PAGES, RULES, Access, Kind, check_owner, check_role
+from ugro.agent.api.access_rules import PAGES, RULES, Access, check_owner, check_role
 from ugro.agent.api.audit_rules import rule_for
 from ugro.agent.artifacts.job_folder import write_config
-from ugro.agent.ops.tokens import LONGEST_S, MOST_LISTED, PREFIX, Tokens
+from ugro.agent.ops.tokens import MOST_LISTED, PREFIX, Tokens
 from ugro.agent.recipes.model_files import path_of
 from ugro.agent.support.caller import (
     caller,
@@ -29,6 +29,8 @@ from ugro.core.errors import NotAllowed, NotFound, UgroError, UsageError
 from ugro.core.folder import Folder
 from ugro.core.identity import Caller, Role, least
 from ugro.core.job import Job, JobSpec, JobState
+from ugro.kernel.access.operations import LONGEST_S
+from ugro.kernel.operations.request import Kind
 from ugro.store.database import Store
 from ugro.store.tokens import MOST_VALID
 

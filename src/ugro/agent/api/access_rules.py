@@ -8,21 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 
 from ugro.core.errors import NotAllowed
 from ugro.core.identity import Caller, Role
+from ugro.kernel.operations.registry import requests
+from ugro.kernel.operations.request import Kind, Operation
 
 _HINT = "ask an admin of this agent: team.roles in the cluster file gives roles"
-
-
-class Kind(StrEnum):
-    """What the path names."""
-
-    JOB = "job"
-    SWEEP = "sweep"
-    SERVICE = "service"
-    RAY_CLUSTER = "Ray cluster"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +24,10 @@ class Access:
     is_own: bool = False  # only its user may do this, or an operator
     needs_files: bool = False  # the agent reads or writes files of this machine that the request names
     is_for_people: bool = False  # not for tokens: it makes another way in
+
+    @classmethod
+    def to(cls, one: Operation) -> Access:
+        return cls(one.role, one.of, one.is_own, one.needs_files, one.for_people)
 
 
 _SEES = Access(Role.VIEWER)
@@ -49,16 +45,13 @@ def _changes(kind: Kind) -> Access:
 
 
 RULES: Mapping[str, Access] = {
+    **{kind.operation.route: Access.to(kind.operation) for kind in requests()},
     "GET /v1/agent": _SEES,
-    "GET /v1/whoami": _SEES,
     "GET /v1/openapi.json": _SEES,
     "POST /v1/agent/stop": _ADMINISTERS,
     "GET /v1/agent/reconcile": _OPERATES,
     "POST /v1/agent/reconcile": _ADMINISTERS,
     "POST /v1/dashboard": Access(Role.VIEWER, is_for_people=True),
-    "GET /v1/tokens": Access(Role.VIEWER, is_for_people=True),
-    "POST /v1/tokens": Access(Role.VIEWER, is_for_people=True),
-    "DELETE /v1/tokens/{word}": Access(Role.VIEWER, is_for_people=True),
     "GET /v1/audit": _OPERATES,
     # Configuration.
     "PUT /v1/cluster": Access(Role.ADMIN, needs_files=True),

@@ -26,7 +26,6 @@ from ugro.core.finding import Finding
 from ugro.core.headline import Headline
 from ugro.core.hook import Delivery, HookReport
 from ugro.core.hostkey import HostKey
-from ugro.core.identity import ApiToken, Role
 from ugro.core.job import Attempt, Job
 from ugro.core.node import NodeReport
 from ugro.core.note import Note
@@ -39,6 +38,8 @@ from ugro.core.service import KeyReport, ServiceReport
 from ugro.core.sweep import Importance, SweepPlan, SweepReport
 from ugro.core.training import AttemptSteps
 from ugro.core.usage import UsageReport
+from ugro.kernel.operations.registry import requests
+from ugro.kernel.operations.request import Raw, Request, operation_name
 from ugro.policy.experiments.comparison import Row
 from ugro.policy.scheduling.selection import Choice
 from ugro.policy.scheduling.why import Why
@@ -116,17 +117,21 @@ _SERVICE = {"service": ServiceReport}
 _SWEEP = {"sweep": SweepReport}
 _CURVES = {"curves": list[CurveColumns]}
 
+def _declared(kind: type[Request[Any]]) -> Answer:
+    operation, name = kind.operation, operation_name(kind)
+    if operation.line is not None:
+        return Answer(name, (operation.line,), LINES)
+    return Answer(name, () if operation.answer in (None, Raw) else (operation.answer,), operation.media)
+
+
 ANSWERS: Mapping[str, Answer] = {
+    **{kind.operation.route: _declared(kind) for kind in requests()},
     "GET /v1/agent": _json("get_agent_status", AgentStatus),
-    "GET /v1/whoami": _json("get_whoami", {"user": str, "role": Role, "owner": str}),
     "GET /v1/openapi.json": _json("get_description"),
     "POST /v1/agent/stop": _json("stop_agent"),
     "GET /v1/agent/reconcile": _json("preview_reconciliation", Reconciliation),
     "POST /v1/agent/reconcile": _json("reconcile_agent", Reconciliation),
     "POST /v1/dashboard": _json("create_dashboard_link", DashboardLink),
-    "GET /v1/tokens": _json("list_tokens", {"tokens": list[ApiToken]}),
-    "POST /v1/tokens": _json("create_token", {"token": ApiToken, "secret": str}),
-    "DELETE /v1/tokens/{word}": _json("revoke_token", {"token": ApiToken}),
     "GET /v1/audit": _json("list_audit_entries", {"audit": list[AuditEntry]}),
     # Configuration.
     "PUT /v1/cluster": _json("use_cluster_file"),

@@ -47,6 +47,8 @@ from ugro.agent.support.client_files import expect_local
 from ugro.core.cluster_file import ClusterWish, ServedFile
 from ugro.core.errors import NotFound, UgroError, UsageError
 from ugro.core.support.codec import dumps
+from ugro.kernel.operations.endpoints import add_operations, handlers_of
+from ugro.kernel.operations.registry import requests
 from ugro.nodes.discovery.ssh_config import ssh_config_hosts
 from ugro.remote import foreign
 
@@ -139,7 +141,8 @@ def create_app(agent: Agent) -> FastAPI:
     _add_all_job_routes(app, agent)
     add_watch_routes(app, agent)
     add_audit_routes(app, agent.audit)
-    add_identity_routes(app, agent)
+    add_identity_routes(app)
+    add_operations(app, requests(), handlers_of((agent.tokens, agent.team)))
     add_discovery_routes(app, agent.discovery)
     add_tunnel_routes(app, agent.tunnels, agent.audit)
     add_power_routes(app, agent.power)

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from urllib.parse import parse_qsl
 
 from ugro.core.support.secret import HIDDEN, looks_secret, masked_command, without_passwords
+from ugro.kernel.operations.registry import request_for
+from ugro.kernel.operations.request import Operation
 from ugro.remote import foreign
 
 SIGN_IN = "sign in"
@@ -91,8 +93,6 @@ RULES = (
     Rule("POST", r"/v1/alerts/test", "test channels", ("channels",)),
     Rule("POST", r"/services/([^/]+)/try", "try service"),
     Rule("POST", r"/v1/hooks/([^/]+)/test", "test hook"),
-    Rule("POST", r"/v1/tokens", "create token", ("name", "role")),
-    Rule("DELETE", r"/v1/tokens/([^/]+)", "revoke token"),
     Rule("POST", r"/login", SIGN_IN),
     Rule("POST", r"/logout", "sign out"),
 )
@@ -104,12 +104,24 @@ _PATTERNS = {
 
 def rule_for(method: str, path: str) -> tuple[Rule, str] | None:
     """The rule, and what the path is about; None if the request changes nothing."""
+    if (declared := request_for(method, path)) is not None:
+        return _declared(declared.operation, path)
     if method in _READING or path == TUNNEL_PATH or _QUIET.fullmatch(path):
         return None
     for rule, pattern in _PATTERNS.get(method, ()):
         if found := pattern.fullmatch(path):
             return rule, found[1] if found.groups() else ""
     return Rule(method, path, f"{method} {bounded(path)}"), ""
+
+
+def _declared(operation: Operation, path: str) -> tuple[Rule, str] | None:
+    if operation.audit is None:
+        return None
+    action, *names = re.split(r" ?\{(\w+)\}", operation.audit)[:-1]
+    named = operation.values_in(path) or {}
+    of_body = tuple(name for name in names[::2] if name not in named)
+    about = " ".join(named[name] for name in names[::2] if name in named)
+    return Rule(operation.method, path, action, of_body), about
 
 
 def refused_look(method: str, path: str, query: bytes, status: int) -> tuple[str, str] | None:

@@ -16,6 +16,7 @@ from ugro.agent.api.audit_rules import SIGN_IN, Rule, refusal, refused_look, rul
 from ugro.agent.ops.audit import AuditLog
 from ugro.core.audit import AuditEntry
 from ugro.core.support.clock import boot_clock_s
+from ugro.kernel.operations.request import ABOUT
 
 DONE = "done"
 REFUSED = "refused"
@@ -50,7 +51,7 @@ class AuditTrail:
             await self._app(scope, exchange.receive, exchange.send)
         finally:
             if not exchange.is_unfinished and (about := exchange.subject) is not None:
-                self._note(scope, exchange.rule.action, about, exchange.outcome)
+                self._note(scope, exchange.rule.action, scope.get(ABOUT) or about, exchange.outcome)
 
     async def _look(self, scope: Scope, receive: Receive, send: Send) -> None:
         """A request that changes nothing."""

@@ -17,7 +17,7 @@ from fastapi.routing import APIRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ugro.agent.agent import Agent
-from ugro.agent.api.access_rules import Access, Kind, check_owner, check_role
+from ugro.agent.api.access_rules import Access, check_owner, check_role
 from ugro.agent.api.audit_trail import Peer
 from ugro.agent.api.responses import BoundedRequest
 from ugro.agent.api.while_allowed import while_allowed
@@ -26,8 +26,9 @@ from ugro.agent.ops.team import Team
 from ugro.agent.support.caller import enter
 from ugro.core.errors import NotAllowed
 from ugro.core.identity import Caller
+from ugro.kernel.operations.request import CALLER as CALLER
+from ugro.kernel.operations.request import Kind
 
-CALLER = "ugro.caller"  # in a request's scope: who asks; None is a stranger
 _ACCESS = "ugro.access"  # in the scope of a request whose role was checked: the rule of its route
 _ONLY = "-"  # in the place of a Ray cluster's name: the only one
 

@@ -10,10 +10,13 @@ from typing import Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
+from pydantic import TypeAdapter
 
 from ugro.agent.api.access_rules import RULES, Access
-from ugro.agent.api.answer_schemas import AnswerSchemas, Schema, renamed, schemas_of, short_names
+from ugro.agent.api.answer_schemas import REFERENCE, AnswerSchemas, Schema, renamed, schemas_of, short_names
 from ugro.agent.api.answers import ANSWERS, JSON, LINES, TEXT, Answer
+from ugro.kernel.operations.registry import requests as declared
+from ugro.kernel.operations.request import Request
 
 PREFIX = "/api"
 _ABOUT = "Requests carry a token: `Authorization: Bearer ugro_…`, made by `ugro token create`."
@@ -37,6 +40,8 @@ def described(app: FastAPI) -> dict[str, Any]:
 
 def _made(app: FastAPI) -> dict[str, Any]:
     found = get_openapi(title="UGRO", version=app.version, description=_ABOUT, routes=app.routes)
+    for kind in declared():
+        _describe(found, kind)
     answered = schemas_of(answer for key, answer in ANSWERS.items() if " /v1/" in key)
     requests = {name: one for name, one in found["components"]["schemas"].items() if name not in _UNUSED}
     names = _request_names(requests, answered.components)
@@ -54,6 +59,35 @@ def _made(app: FastAPI) -> dict[str, Any]:
         "securitySchemes": {"token": {"type": "http", "scheme": "bearer"}},
     }
     return found
+
+
+def _describe(found: dict[str, Any], kind: type[Request[Any]]) -> None:
+    """Adds the parameters and the body of a declared request, which FastAPI does not know."""
+    operation = kind.operation
+    schema = TypeAdapter(kind).json_schema(ref_template=REFERENCE)
+    components = found["components"]["schemas"]
+    for name, one in schema.pop("$defs", {}).items():
+        assert components.setdefault(name, one) == one, f"two classes would have one name: {name}"
+    required, properties = schema.get("required", ()), schema["properties"]
+    described = found["paths"][operation.path.replace(":path", "")][operation.method.lower()]
+    in_address = operation.places if operation.has_body else properties
+    described["parameters"] = [
+        {
+            "name": name,
+            "in": "path" if name in operation.places else "query",
+            "required": name in operation.places or name in required,
+            "schema": properties[name],
+        }
+        for name in in_address
+    ]
+    of_body = {name: one for name, one in properties.items() if name not in in_address}
+    if operation.has_body and of_body:
+        needed = [name for name in required if name in of_body]
+        components[kind.__name__] = {"type": "object", "properties": of_body, "additionalProperties": False} | (
+            {"required": needed} if needed else {}
+        )
+        content = {JSON: {"schema": {"$ref": REFERENCE.format(model=kind.__name__)}}}
+        described["requestBody"] = {"required": bool(needed), "content": content}
 
 
 def _request_names(requests: Mapping[str, Schema], answered: Mapping[str, Schema]) -> dict[str, str]:

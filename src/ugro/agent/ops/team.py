@@ -8,6 +8,8 @@ from ugro.agent.ops.accounts import Lookups, is_member, user_name
 from ugro.agent.tracking.cluster import Cluster
 from ugro.core.finding import Finding, Grade
 from ugro.core.identity import ApiToken, Caller, Role, least
+from ugro.kernel.access.operations import GetWhoami, Whoami
+from ugro.kernel.operations.request import answers
 
 ROOT = 0
 
@@ -40,6 +42,10 @@ class Team:
         role = Role.ADMIN if shares else self._role_of_member(user)
         via = f"pid {pid}" if uid == self.uid else f"pid {pid}, uid {uid}"
         return Caller(user, role, via, shares_account=shares, is_alone=shares and self.group is None)
+
+    @answers(GetWhoami)
+    async def whoami(self, asked: GetWhoami, caller: Caller) -> Whoami:
+        return Whoami(caller.user, caller.role, self.owner)
 
     async def token(self, token: ApiToken, address: str) -> Caller | None:
         """Never more than its user may do now. None: its user may not use this agent any more."""

@@ -13,12 +13,21 @@ from datetime import UTC, datetime, timedelta
 from ugro.config.names import is_label
 from ugro.core.errors import NotAllowed, NotFound, UgroError, UsageError
 from ugro.core.identity import ApiToken, Caller, Role
+from ugro.kernel.access.operations import (
+    LONGEST_S,
+    CreatedToken,
+    CreateToken,
+    ListTokens,
+    RevokedToken,
+    RevokeToken,
+    TokenList,
+)
+from ugro.kernel.operations.request import answers
 from ugro.store.tokens import TokenStore
 
 log = logging.getLogger(__name__)
 
 PREFIX = "ugro_"  # by which leaked ones are found
-LONGEST_S = 3650 * 86400.0
 _LISTED_S = 30 * 86400.0  # after its end
 MOST_LISTED = 100  # of one user's that have ended
 _NOTED_S = 60.0  # uses within this time are one
@@ -57,6 +66,10 @@ class Tokens:
         now = _text(self._now())
         return any(token.is_valid(now) for token in self._known.values())
 
+    @answers(CreateToken)
+    async def create_token(self, asked: CreateToken, caller: Caller) -> CreatedToken:
+        return CreatedToken(*await self.create(caller, asked.role, asked.expires_s, asked.name))
+
     async def create(self, caller: Caller, role: Role, lifetime_s: float, name: str) -> tuple[ApiToken, str]:
         """The token's record, and the token itself, this once."""
         if not caller.role.covers(role):
@@ -77,10 +90,18 @@ class Tokens:
         self._known[_digest(secret)] = made
         return made, secret
 
+    @answers(ListTokens)
+    async def list_tokens(self, asked: ListTokens, caller: Caller) -> TokenList:
+        return TokenList(tuple(self.listed(caller)))
+
     def listed(self, caller: Caller) -> list[ApiToken]:
         """An admin's list has everybody's."""
         tokens = self._known.values()
         return [one for one in tokens if one.user == caller.user or caller.role.covers(Role.ADMIN)]
+
+    @answers(RevokeToken)
+    async def revoke_token(self, asked: RevokeToken, caller: Caller) -> RevokedToken:
+        return RevokedToken(await self.revoke(caller, asked.word))
 
     async def revoke(self, caller: Caller, word: str) -> ApiToken:
         """By number, or by name: one's own before another's, a valid one before others."""

@@ -10,6 +10,7 @@ from ugro.cli.session import Session, json_option, pass_session
 from ugro.client.client import Client
 from ugro.core.errors import UsageError
 from ugro.core.job import FINAL_STATES, Job, JobState
+from ugro.kernel.access.operations import GetWhoami
 
 
 @click.command()
@@ -43,5 +44,5 @@ def cancel(session: Session, jobs: tuple[str, ...], is_all: bool) -> None:
 
 def _mine(client: Client) -> list[Job]:
     states = [state for state in JobState if state not in FINAL_STATES]
-    me = client.identity.whoami().user
+    me = client.ask(GetWhoami()).user
     return [job for job in client.jobs.newest(None, states=states) if job.user == me]

@@ -1,0 +1,1 @@
+"""What every feature stands on. It knows none of them."""
