@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from tests.rig.identity import ask, running_agent
+from ugro.agent.api.jobs import BatchBody
+from ugro.agent.api.remote import ItemsBody
+from ugro.agent.api.responses import Body
+from ugro.agent.api.result_files import ContentBody
+from ugro.agent.jobs.submission import Submit
 from ugro.core.identity import Caller, Role
 
 OWNER = Caller("ann", Role.ADMIN, "test", shares_account=True)
@@ -21,6 +29,7 @@ OWNER = Caller("ann", Role.ADMIN, "test", shares_account=True)
         ({"channels": ["a"] * 20_001}, "20,001 entries in one list or map, at most 20,000 are taken"),
         ({"channels": {str(number): 1 for number in range(20_001)}}, "20,001 entries in one list or map"),
         (json.loads("[" * 150 + "]" * 150), "more than 100 maps and lists in each other"),
+        ({"channels": [[[]] * 19_000] * 20}, "more than 300,000 [ and {"),
     ],
 )
 def test_a_body_with_too_much_in_it_is_refused(tmp_path: Path, body: Any, text: str) -> None:
@@ -29,6 +38,37 @@ def test_a_body_with_too_much_in_it_is_refused(tmp_path: Path, body: Any, text: 
             answer = await ask(app, "POST", "/v1/alerts/test", caller=OWNER, body=body)
             assert answer.status == 400
             assert text in answer.document["error"]["message"]
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize(("body", "field"), [(BatchBody, "jobs"), (ContentBody, "files"), (ItemsBody, "items")])
+def test_of_many_things_that_are_all_wrong_the_first_is_described(body: type[Body], field: str) -> None:
+    """A few MiB of them would otherwise become hundreds of thousands of errors, of which one is shown."""
+    wrong = {f"no_key_{number}": "" for number in range(50)}
+    with pytest.raises(ValidationError) as caught:
+        body.model_validate({field: [wrong] * 100})
+    assert caught.value.error_count() < 100
+
+
+def test_others_are_answered_while_large_jobs_are_read(tmp_path: Path) -> None:
+    fields = {"command": ["true"], "env": {f"A{number}": "" for number in range(990)}, "sync": False, "cwd": "/"}
+    submits = [Submit("ann", f"k{number}", fields=fields) for number in range(99)]
+
+    async def work() -> None:
+        async with running_agent(tmp_path) as (agent, _):
+            turns_s = [began_s := time.thread_time()]
+
+            async def others() -> None:
+                while True:
+                    await asyncio.sleep(0)
+                    turns_s.append(time.thread_time())
+
+            beside = asyncio.create_task(others())
+            await agent.jobs.submit_many(submits)
+            beside.cancel()
+            longest_s = max(two - one for one, two in itertools.pairwise(turns_s))
+            assert longest_s < 0.3 * (time.thread_time() - began_s)
 
     asyncio.run(work())
 
