@@ -126,6 +126,11 @@ def json_response(value: Any) -> Response:
     return Response(dumps_for_caller(value), media_type="application/json")
 
 
+async def large_json_response(value: Any) -> Response:
+    """Of thousands of dataclasses, which take seconds: others are answered between any two of them."""
+    return await asyncio.to_thread(json_response, value)
+
+
 def dumps_for_caller(value: Any) -> str:
     """Jobs of others come without the values of their environment, wherever they are in the answer."""
     asks = caller()
