@@ -7,6 +7,7 @@ import itertools
 import json
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -86,7 +87,8 @@ def test_others_are_answered_while_large_jobs_are_read(tmp_path: Path) -> None:
 def test_others_are_answered_while_a_large_answer_is_written() -> None:
     """The steps of a training, as its job wrote them, of a few thousand ranks."""
     tenths: tuple[float, ...] = (0.1,) * 4000
-    steps = [StepRecord(at, 0, 1, 1.0, 1.0, (1,) * 4000, tenths, tenths, tenths, tenths, tenths, tenths, tenths) for at in range(60)]
+    step = StepRecord(1, 0, 1, 1.0, 1.0, (1,) * 4000, tenths, tenths, tenths, tenths, tenths, tenths, tenths)
+    steps = [replace(step, step=at) for at in range(60)]
     assert asyncio.run(longest_pause(partial(large_json_response, {"steps": steps}))) < 0.5
 
 
