@@ -168,6 +168,7 @@ class _Walk:
             for part in source.value if isinstance(source, yaml.SequenceNode) else [source]:
                 if isinstance(part, yaml.MappingNode):
                     merged += [(key, value, False) for key, value, _ in self._pairs(part, path, merges + 1)]
+                    self._values += len(part.value)  # the same large map may be merged thousands of times
                 else:
                     self._note(part.start_mark.line + 1, path, "expected a map after <<")
         return own + merged

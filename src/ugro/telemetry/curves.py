@@ -52,8 +52,9 @@ class Curve:
     @property
     def mean(self) -> float | None:
         """Of all its finite points."""
-        sums = [mean * count for mean, count in zip(self.means, self.counts, strict=True) if mean is not None]
-        return math.fsum(sums) / sum(self.counts) if sums else None
+        whole = sum(self.counts)
+        parts = [mean * (n / whole) for mean, n in zip(self.means, self.counts, strict=True) if mean is not None]
+        return math.fsum(parts) if parts else None
 
 
 @dataclass(frozen=True, slots=True)

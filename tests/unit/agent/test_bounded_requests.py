@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from tests.rig.identity import ask, running_agent
+from ugro.agent.api.jobs import BatchBody
+from ugro.agent.api.remote import ItemsBody
+from ugro.agent.api.responses import Body, large_json_response
+from ugro.agent.api.result_files import ContentBody
+from ugro.agent.jobs.submission import Submit
 from ugro.core.identity import Caller, Role
+from ugro.core.training import StepRecord
 
 OWNER = Caller("ann", Role.ADMIN, "test", shares_account=True)
 
@@ -21,6 +33,7 @@ OWNER = Caller("ann", Role.ADMIN, "test", shares_account=True)
         ({"channels": ["a"] * 20_001}, "20,001 entries in one list or map, at most 20,000 are taken"),
         ({"channels": {str(number): 1 for number in range(20_001)}}, "20,001 entries in one list or map"),
         (json.loads("[" * 150 + "]" * 150), "more than 100 maps and lists in each other"),
+        ({"channels": [[[]] * 19_000] * 20}, "more than 300,000 [ and {"),
     ],
 )
 def test_a_body_with_too_much_in_it_is_refused(tmp_path: Path, body: Any, text: str) -> None:
@@ -31,6 +44,52 @@ def test_a_body_with_too_much_in_it_is_refused(tmp_path: Path, body: Any, text: 
             assert text in answer.document["error"]["message"]
 
     asyncio.run(work())
+
+
+@pytest.mark.parametrize(("body", "field"), [(BatchBody, "jobs"), (ContentBody, "files"), (ItemsBody, "items")])
+def test_of_many_things_that_are_all_wrong_the_first_is_described(body: type[Body], field: str) -> None:
+    """A few MiB of them would otherwise become hundreds of thousands of errors, of which one is shown."""
+    wrong = {f"no_key_{number}": "" for number in range(50)}
+    with pytest.raises(ValidationError) as caught:
+        body.model_validate({field: [wrong] * 100})
+    assert caught.value.error_count() < 100
+
+
+async def longest_pause(work: Callable[[], Awaitable[object]]) -> float:
+    """Returns the longest time without a turn for others, as a part of the whole."""
+    turns_s = [began_s := time.process_time()]
+
+    async def others() -> None:
+        while True:
+            await asyncio.sleep(0)
+            turns_s.append(time.process_time())
+
+    beside = asyncio.create_task(others())
+    await asyncio.sleep(0)
+    await work()
+    await asyncio.sleep(0)
+    beside.cancel()
+    longest_s = max(two - one for one, two in itertools.pairwise(turns_s))
+    return longest_s / (time.process_time() - began_s)
+
+
+def test_others_are_answered_while_large_jobs_are_read(tmp_path: Path) -> None:
+    fields = {"command": ["true"], "env": {f"A{number}": "" for number in range(990)}, "sync": False, "cwd": "/"}
+    submits = [Submit("ann", f"k{number}", fields=fields) for number in range(99)]
+
+    async def work() -> None:
+        async with running_agent(tmp_path) as (agent, _):
+            assert await longest_pause(partial(agent.jobs.submit_many, submits)) < 0.3
+
+    asyncio.run(work())
+
+
+def test_others_are_answered_while_a_large_answer_is_written() -> None:
+    """The steps of a training, as its job wrote them, of a few thousand ranks."""
+    tenths: tuple[float, ...] = (0.1,) * 4000
+    step = StepRecord(1, 0, 1, 1.0, 1.0, (1,) * 4000, tenths, tenths, tenths, tenths, tenths, tenths, tenths)
+    steps = [replace(step, step=at) for at in range(60)]
+    assert asyncio.run(longest_pause(partial(large_json_response, {"steps": steps}))) < 0.5
 
 
 def test_a_place_that_no_log_has_is_an_error(tmp_path: Path) -> None:

@@ -34,3 +34,13 @@ def test_a_part_without_files_does_not_take_the_folder_from_the_other(
     writer.end(WHOLE)
     assert (tmp_path / "nodes" / "gpu2" / name).read_text() == "hello"
     assert outputs.finish(NOTHING, is_kept=True).files == 1
+
+
+def test_what_a_pattern_names_is_of_the_working_directory(tmp_path: Path) -> None:
+    outputs = OutputStore(tmp_path, "gpu2", is_first=True)
+    names = [b"a.csv", b"results/a.csv", b"results/deep/b.csv", b"deep/x/y.pt", b"other"]
+    outputs.note_work([RunFile(name, 5, 1, 1) for name in names], ["results", "*.csv", "deep/**"])
+    assert outputs.work() == {b"a.csv", b"results/a.csv", b"results/deep/b.csv", b"deep/x/y.pt"}
+    outputs = OutputStore(tmp_path / "other", "gpu2", is_first=True)
+    outputs.note_work([RunFile(name, 5, 1, 1) for name in names], ["b.csv", "**/a.csv"])
+    assert outputs.work() == {b"a.csv", b"results/a.csv"}, "as on the node, a pattern begins in the directory"

@@ -112,6 +112,8 @@ def test_variables_that_the_submitter_gives_count_too() -> None:
 LAUGHS = "a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1]\n" + "".join(
     f"{new}: &{new} [{', '.join([f'*{old}'] * 9)}]\n" for old, new in zip("abcdefg", "bcdefgh", strict=True)
 )
+# A map that is merged a few hundred times into another one, which then has as many values as before.
+MERGED = f"a: &a {{{', '.join(f'k{number}: 1' for number in range(500))}}}\nb: {{<<: [{', '.join(['*a'] * 500)}]}}\n"
 
 
 @pytest.mark.parametrize(
@@ -122,8 +124,9 @@ LAUGHS = "a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1]\n" + "".join(
         ("x: " + "é" * (MOST_BYTES // 2), "larger than 256.0 KiB"),
         ("%a b\n" * 700_000, "larger than 256.0 KiB"),
         (LAUGHS, "too many values (limit 10000); are aliases repeated?"),
+        (MERGED, "too many values (limit 10000); are aliases repeated?"),
     ],
-    ids=["values", "comment", "not ASCII", "directives", "aliases"],
+    ids=["values", "comment", "not ASCII", "directives", "aliases", "merges"],
 )
 def test_a_file_of_a_user_is_small(text: str, said: str) -> None:
     began = time.process_time()

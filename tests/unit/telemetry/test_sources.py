@@ -258,7 +258,7 @@ def test_prefixes_are_what_paths_do_not_share() -> None:
 _READERS: list[tuple[Read, bytes]] = [
     (tensorboard.read, simple("loss", 1, 0.5) * 3 + hparams({"lr": 0.1, "opt": "adam"})),
     (wandb.read, wandb_file(config({"lr": 1}), *[history(at, {"loss": 0.5, "x": "y" * 9000}) for at in range(9)])),
-    (mlflow.read_metric, b"1700000000000 0.5 1\n1700000000000 inf 2\n"),
+    (mlflow.read_metric, b"1700000000000 0.5 1\n1700000000000 inf 2\n1700000000000 0.5 --5\n"),
     (mlflow.read_parameter, b"0.1"),
     (huggingface.read_log, b"{'loss': 0.5, 'epoch': 1}\n  5%|x| 3/9 [\n{'loss': 0.25, 'epoch': 2}\n"),
     (huggingface.read_state, b'{"log_history": [{"loss": 1, "step": 2}, {"loss": 1e999, "step": 3}]}'),
@@ -303,6 +303,23 @@ def test_a_file_that_arrives_byte_by_byte_gives_the_same_points(read: Read, cont
     assert {key: points.values for key, points in parts.points.items()} == {
         key: points.values for key, points in whole.points.items()
     }
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("metrics1²2.jsonl", '{"step": 1, "loss": 1.0}\n'),  # a digit that is no number
+        ("mlruns/0/abc/metrics/loss", "1700000000000 0.5 --5\n1700000000000 1.0 1\n"),
+    ],
+)
+def test_odd_digits_do_not_end_the_reading_of_all_jobs(tmp_path: Path, name: str, content: str) -> None:
+    async def work(folder: Path, collector: Collector, store: MetricStore) -> None:
+        put(folder / "output" / name, content)
+        assert await collector.having_news([7], [7]) == [7, 7]
+        assert await collector.finish(7) == 1
+        assert list((await curves(store)).values()) == [[1.0]]
+
+    collected(tmp_path, work)
 
 
 def test_a_wandb_file_is_read_on_after_a_damaged_block() -> None:

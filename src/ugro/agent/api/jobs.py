@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from fastapi import FastAPI, Query, Request, Response
-from pydantic import Field
+from pydantic import FailFast, Field
 
 from ugro.agent.api.responses import Body, LiveResponse, json_response, ndjson, while_connected
 from ugro.agent.artifacts.log_stream import Selection
@@ -27,7 +27,8 @@ _LATEST_S = 4e9  # a time of this century
 
 
 class BatchBody(Body):
-    jobs: list[Submit] = Field(max_length=_MOST_AT_ONCE)
+    # The first mistake is enough: of a few MiB that are all wrong, each would be described.
+    jobs: Annotated[list[Submit], FailFast(), Field(max_length=_MOST_AT_ONCE)]
 
 
 class RetryBody(Body):

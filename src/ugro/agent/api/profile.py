@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import FastAPI, Query, Response
 from pydantic import Field
 
-from ugro.agent.api.responses import Body, json_response
+from ugro.agent.api.responses import Body, json_response, large_json_response
 from ugro.agent.jobs.service import JobService
 from ugro.agent.monitoring.profiling import MOST_STEPS, Launch, Profiling
 from ugro.remote.runs.api import MOST_TRACED
@@ -31,7 +31,7 @@ def add_profile_routes(app: FastAPI, jobs: JobService, profiling: Profiling) -> 
     @app.get("/v1/jobs/{word}/steps")
     async def steps(word: str) -> Response:
         job = await jobs.find(word)
-        return json_response({"job": job, "attempts": await profiling.steps(job)})
+        return await large_json_response({"job": job, "attempts": await profiling.steps(job)})
 
     @app.post("/v1/jobs/{word}/trace")
     async def trace(word: str, body: TraceBody) -> Response:

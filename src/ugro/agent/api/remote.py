@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 from typing import Annotated, Any, Literal
 
 from fastapi import FastAPI, Query, Request, Response
-from pydantic import Field
+from pydantic import FailFast, Field
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -81,7 +81,7 @@ class ItemBody(Body):
 
 
 class ItemsBody(Body):
-    items: list[ItemBody] = Field(max_length=100)
+    items: Annotated[list[ItemBody], FailFast(), Field(max_length=100)]
 
 
 class KnownBody(Body):

@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 
 _MOST_ENTRIES = 20_000
 _MOST_DEPTH = 100
+_MOST_BRACKETS = 300_000  # ten thousand jobs have a fourth of that
 
 
 class Body(BaseModel):
@@ -32,6 +33,9 @@ class BoundedRequest(Request):
     """Refuses a body of a few MiB that is a million entries: each of them takes the agent some time."""
 
     async def json(self) -> Any:
+        body = await self.body()
+        if body.count(b"[") + body.count(b"{") > _MOST_BRACKETS:
+            raise HTTPException(400, f"more than {_MOST_BRACKETS:,} [ and {{: submit less at once")
         found = await super().json()
         level = [found] if isinstance(found, dict | list) else []
         for _ in range(_MOST_DEPTH):
@@ -120,6 +124,11 @@ def internal_error(error: Exception) -> UgroError:
 
 def json_response(value: Any) -> Response:
     return Response(dumps_for_caller(value), media_type="application/json")
+
+
+async def large_json_response(value: Any) -> Response:
+    """Of thousands of dataclasses, which take seconds: others are answered between any two of them."""
+    return await asyncio.to_thread(json_response, value)
 
 
 def dumps_for_caller(value: Any) -> str:

@@ -15,7 +15,7 @@ from typing import Annotated, Any, BinaryIO
 from urllib.parse import quote_from_bytes, unquote_to_bytes
 
 from fastapi import FastAPI, Query, Response
-from pydantic import Field
+from pydantic import FailFast, Field
 
 from ugro.agent.api.responses import Body, LiveResponse, ndjson
 from ugro.agent.artifacts.output_store import shown
@@ -40,7 +40,7 @@ class WantedFile(Body):
 
 
 class ContentBody(Body):
-    files: list[WantedFile] = Field(max_length=_MOST_FILES)
+    files: Annotated[list[WantedFile], FailFast(), Field(max_length=_MOST_FILES)]
     attempt: int | None = Field(default=None, ge=1)
     only_hash: bool = False
 

@@ -12,7 +12,7 @@ import os
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from ugro.agent.artifacts.file_store import FileStore, sync_file_system
 from ugro.core.results import LeftFile
@@ -22,6 +22,7 @@ from ugro.remote import durable
 from ugro.remote.files.checkpoint_names import PART
 from ugro.remote.files.listing import RunFile
 from ugro.remote.files.received import Folder, is_file
+from ugro.remote.globs import PathGlob
 
 MIRROR = ".mirror"
 _MOST_NAMED = 1000
@@ -81,8 +82,8 @@ class OutputStore(FileStore):
 
     def note_work(self, files: Sequence[RunFile], patterns: Sequence[str]) -> None:
         """Records which of its files were made in its working directory: those that a next attempt may get there."""
-        known = self.work()
-        names = known | {file.name for file in files if file.is_work or _matches(file.name, patterns)}
+        known, globs = self.work(), [PathGlob(os.fsencode(pattern)) for pattern in patterns]
+        names = known | {file.name for file in files if file.is_work or _matches(file.name, globs)}
         if names != known:
             self._state.mkdir(mode=0o700, parents=True, exist_ok=True)
             written = {"names": [name.decode("utf-8", "surrogateescape") for name in sorted(names)]}
@@ -175,10 +176,10 @@ def with_left(folder: Path) -> tuple[int, ...]:
     return tuple(sorted(found))
 
 
-def _matches(name: bytes, patterns: Sequence[str]) -> bool:
-    """Whether the file, or a folder that it is in, is named by a pattern of a job's outputs."""
-    path = PurePosixPath(os.fsdecode(name))
-    return any(one.match(pattern) for one in (path, *path.parents) for pattern in patterns)
+def _matches(name: bytes, globs: Sequence[PathGlob[bytes]]) -> bool:
+    """Whether the file, or a folder that it is in, is named by a pattern of a job's outputs, read as on the node."""
+    parts = name.split(b"/")
+    return any(one.fits(parts[:end]) for one in globs for end in range(len(parts), 0, -1))
 
 
 def shown(name: bytes) -> str:

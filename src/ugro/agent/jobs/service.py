@@ -38,7 +38,7 @@ from ugro.store.submissions import About
 
 _LOOK_S = 0.5  # without a signal
 _NAMED_JOBS = 1000
-_TOGETHER = 100  # jobs of a batch that are read before others are answered
+_AT_ONCE_S = 0.02  # a batch is read for so long before others are answered
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +108,11 @@ class JobService:
         self._engine.safe_mode.check("and takes no jobs")
         taken: Taken = {}
         asked: list[JobSpec | Needs] = []
-        for number, submit in enumerate(submits):
-            if number % _TOGETHER == 0:
-                await asyncio.sleep(0)  # ten thousand take seconds: others are answered meanwhile
+        began_s = 0.0
+        for submit in submits:
+            if time.monotonic() - began_s > _AT_ONCE_S:  # ten thousand, or a few hundred large ones, take seconds
+                await asyncio.sleep(0)
+                began_s = time.monotonic()
             asked.append(await self._submitting.spec(replace(submit, env=submit.env or {}), taken))
         pairs = [(spec, one.user) for spec, one in zip(asked, submits, strict=True) if not isinstance(spec, Needs)]
         specs = [await self._submitting.upgraded(spec, user) for spec, user in pairs]

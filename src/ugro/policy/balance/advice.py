@@ -15,6 +15,7 @@ from ugro.policy.wording import in_words
 
 _WORTH_SAYING = 0.03
 _MAX_RANKS_TO_TRY_ALL = 10
+_LEAST_S = 1e-9  # of a step: what is read may say that it takes no time
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,7 @@ class Advice:
     @property
     def gain(self) -> float:
         """How many times faster the best set is than all ranks."""
-        return self.all_ranks.seconds / self.best.seconds
+        return self.all_ranks.seconds / max(self.best.seconds, _LEAST_S)
 
 
 def advise(costs: Sequence[Cost], total: int, communication_s: float, names: Sequence[str]) -> Advice:
@@ -87,5 +88,5 @@ def _words(whole: Alternative, best: Alternative, names: Sequence[str]) -> str:
     if best is whole:
         return "every rank is worth having"
     left_out = [names[rank] for rank in whole.ranks if rank not in best.ranks]
-    faster = whole.seconds / best.seconds
+    faster = whole.seconds / max(best.seconds, _LEAST_S)
     return f"without {in_words(left_out)} this job would be {faster:.2f} times as fast"

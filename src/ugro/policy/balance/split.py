@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from ugro.core.errors import Unsatisfiable
 
 _MAX_HALVINGS = 60
+_MOST_PIECES = 2000  # that are handed out one by one; of more, each is larger
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,8 @@ def split(costs: Sequence[Cost], total: int, bounds: Sequence[Bounds], granule: 
     # All samples done by this time belong to the result; the rest goes piece by piece to the rank that finishes first.
     shares = _done_by(_level(costs, total, least, most, granule), costs, least, most, granule)
     remaining = total - sum(shares)
+    # Costs of nothing, or too different for a float, leave nearly all of it: 10¹⁸ samples are too many to hand out.
+    granule *= max(1, remaining // (granule * max(_MOST_PIECES, len(costs))))
     queue = [(_after_next(costs[rank], shares[rank], granule, most[rank]), rank) for rank in range(len(costs))]
     queue = [entry for entry in queue if shares[entry[1]] < most[entry[1]]]
     heapq.heapify(queue)

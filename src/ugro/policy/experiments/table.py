@@ -17,6 +17,7 @@ from ugro.policy.experiments.parameters import configuration, is_seed
 from ugro.remote import foreign
 
 _MAX_LABEL = 160
+_LARGEST = 1e150  # the square of a larger number is none
 BY_CONFIGURATION = "config"
 BY_NAME = "name"
 _OF_THE_NEWEST = frozenset({"id", "submitted"})  # a mean of these is meaningless
@@ -77,11 +78,14 @@ class Page:
 
 
 def spread(numbers: Sequence[float]) -> Spread:
-    mean = math.fsum(numbers) / len(numbers)
+    # A job may write any number: of a very large one, the square or the sum is more than a float holds.
+    largest = max(map(abs, numbers))
+    scale = largest if largest > _LARGEST else 1.0
+    mean = scale * (math.fsum(value / scale for value in numbers) / len(numbers))
     if len(numbers) == 1:
         return Spread(mean, None, 1)
-    square = math.fsum((value - mean) ** 2 for value in numbers) / (len(numbers) - 1)
-    return Spread(mean, math.sqrt(square), len(numbers))
+    square = math.fsum((value / scale - mean / scale) ** 2 for value in numbers) / (len(numbers) - 1)
+    return Spread(mean, scale * math.sqrt(square), len(numbers))
 
 
 def lines(experiments: Iterable[Experiment], group: str) -> list[Line]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Mapping, Sequence
 
 from ugro.core.sweep import Point
@@ -38,7 +37,7 @@ def joined(stored: Series, heard: Series) -> Series:
 def score_of(points: Sequence[Point], metric: Metric) -> float | None:
     """What a trial counts by."""
     if metric.is_mean:
-        return statistics.fmean(point.value for point in points) if points else None
+        return math.fsum(point.value / len(points) for point in points) if points else None  # of values up to 10³⁰⁸
     return best_of(points, metric.sign)
 
 

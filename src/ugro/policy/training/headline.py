@@ -68,7 +68,7 @@ def computing(
     waits = [mean for values in data if (mean := _mean(values, is_final=is_final)) is not None]
     if not whole_s or not owns:
         return None
-    busy_s = fmean(owns) - (fmean(waits) if waits else 0.0)
+    busy_s = _even(owns) - (_even(waits) if waits else 0.0)
     return DeviceUse(computing=min(1.0, max(0.0, busy_s / whole_s)))
 
 
@@ -76,7 +76,12 @@ def _mean(values: Sequence[float | None], *, is_final: bool) -> float | None:
     """Of the newest bins while a job runs, so that it shows a change; of all bins of an ended one."""
     known = [value for value in values if value is not None]
     chosen = known if is_final else known[-_RECENT:]
-    return fmean(chosen) if chosen else None
+    return _even(chosen) if chosen else None
+
+
+def _even(values: Sequence[float]) -> float:
+    """Their mean. A job may write any number: the sum of two of them may be more than a float holds."""
+    return math.fsum(value / len(values) for value in values)
 
 
 def gpu_use(gpus: Sequence[Gpu]) -> DeviceUse | None:

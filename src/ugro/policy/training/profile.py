@@ -20,6 +20,7 @@ MIN_STEPS = 3  # too few to judge below this
 _SETTLED = 8  # with so many steps of the newest plan, older ones do not count
 _DISTURBED = 3.0  # times the usual duration, without waiting for data: a checkpoint, an evaluation
 _MIN_OF_A_SHARE = 3  # so many steps with the same share are needed to learn its cost
+_MOST_RANKS = 256  # what a step takes without one of them costs their square to tell
 
 
 def profile(training: Training, attempt: int, steps: int | None = None) -> JobProfile | None:
@@ -197,7 +198,7 @@ def _advice(found: JobProfile, learned: Sequence[_Learned] | None) -> AdviceReco
 
 def _advised(found: JobProfile, learned: Sequence[_Learned] | None) -> Advice | None:
     total = round(math.fsum(rank.samples for rank in found.ranks))
-    if learned is None or len(learned) < 2 or total < len(learned):
+    if learned is None or not 2 <= len(learned) <= min(total, _MOST_RANKS):
         return None
     communication_s = min(rank.communication_s for rank in found.ranks)
     try:

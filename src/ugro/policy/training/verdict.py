@@ -139,9 +139,9 @@ def _unsteady(profile: JobProfile) -> Finding:
 def _network(facts: Facts) -> Finding | None:
     profile = facts.profile
     share = facts.of_all(lambda rank: rank.communication_s)
-    if len(profile.ranks) < 2 or share < _NETWORK:
+    if len(profile.ranks) < 2 or share < _NETWORK or profile.step_s <= 0:
         return None
-    seconds = fmean(rank.communication_s for rank in profile.ranks)
+    seconds = min(profile.step_s, fmean(rank.communication_s for rank in profile.ranks))
     what = "models" if facts.is_local else "gradients"
     words = f"the network slows it down: exchanging {what} takes {_part(seconds, profile.step_s)}"
     remedies = []

@@ -113,7 +113,7 @@ def _kind(writer: Writer) -> Read:
 
 def _in_order(name: str) -> tuple[tuple[int, str], ...]:
     """checkpoint-500 before checkpoint-1000."""
-    return tuple((int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d{1,18})", name))
+    return tuple((int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d{1,18})", name))
 
 
 def _names(root: Path) -> Iterator[str]:

@@ -16,7 +16,7 @@ def read_metric(piece: Piece) -> Reading:
             continue
         time_ms, value = number(words[0]), number(words[1])
         step = words[2] if len(words) > _SHORTEST else b"0"
-        if time_ms is not None and value is not None and step.lstrip(b"-").isdigit() and len(step) < 20:
+        if time_ms is not None and value is not None and step.removeprefix(b"-").isdigit() and len(step) < 20:
             reading.add(Origin.MLFLOW, piece.name, int(step), time_ms / 1000, value)
     return reading
 

@@ -132,3 +132,24 @@ def test_following_advice_is_never_slower_than_the_fastest_alone_by_more_than_wh
     alone = min(cost.seconds(total) for cost in costs)
     assert advice.best.seconds <= alone * 1.05
     assert advice.gain >= 1
+
+
+@pytest.mark.parametrize(
+    "costs",
+    [
+        [Cost(per_sample_s=0.0)] * 3,
+        [Cost(per_sample_s=1e-300), Cost(per_sample_s=1e-30), Cost(per_step_s=1e6, per_sample_s=1e-18)],
+        [Cost(per_step_s=1e8, per_sample_s=1e-9), Cost(per_step_s=1.0, per_sample_s=1e-12, cap=10**15)],
+    ],
+)
+def test_costs_that_a_float_cannot_tell_apart_are_no_endless_work(costs: list[Cost]) -> None:
+    """They are learnt from what a training wrote, which may be anything."""
+    shares = split(costs, 10**18, [Bounds()] * len(costs))
+    assert len(shares) == len(costs)
+    assert all(share >= 1 for share in shares)
+
+
+def test_advice_about_steps_that_take_no_time_is_words() -> None:
+    found = advise([Cost(per_sample_s=0.0), Cost(per_step_s=1.0)], 10, 0.0, ["gpu1", "gpu2"])
+    assert "without gpu2" in found.words
+    assert found.gain > 1

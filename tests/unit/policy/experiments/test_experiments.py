@@ -17,7 +17,7 @@ from ugro.core.job import JobSpec, JobState
 from ugro.policy.experiments.columns import Column, columns_at_first, is_larger_better, known_columns
 from ugro.policy.experiments.filter import matching
 from ugro.policy.experiments.parameters import configuration, parameters
-from ugro.policy.experiments.table import Line, Position, SortOrder, Spread, groups_of, lines, page
+from ugro.policy.experiments.table import Line, Position, SortOrder, Spread, groups_of, lines, page, spread
 
 NOW = 2e9
 
@@ -186,3 +186,12 @@ def test_runs_that_differ_only_in_their_seed_are_one_line_with_mean_and_deviatio
     assert Line((every[3],)).cell(Column("best", "loss"), NOW) == 0.9
     assert groups_of(every, "lr") == {1: "lr 1", 2: "lr 1", 3: "lr 1", 4: "lr 2"}
     assert len(lines(every, "name")) == 1
+
+
+@pytest.mark.parametrize("numbers", [[1.0, 3.0], [1e200, 3e200], [1.7e308, 1.7e308, -1.7e308], [0.0, 0.0]])
+def test_a_group_with_huge_numbers_has_a_mean_and_a_spread(numbers: list[float]) -> None:
+    found = spread(numbers)
+    largest = max(map(abs, numbers)) or 1.0
+    small = spread([value / largest for value in numbers])
+    assert small.deviation is not None
+    assert (found.mean, found.deviation) == pytest.approx((small.mean * largest, small.deviation * largest))

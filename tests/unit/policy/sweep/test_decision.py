@@ -95,6 +95,7 @@ def test_where_the_mean_counts_only_complete_trials_are_the_best() -> None:
     assert (best := best_trial(mean, trials)) is not None
     assert best.number == 3
     assert score_of((Point(1, 1.0), Point(2, 3.0)), mean) == 2.0
+    assert score_of((Point(1, 1e308), Point(2, 1e308)), mean) == 1e308, "one trial does not end all sweeps"
 
 
 def test_brackets_of_asha_begin_at_other_rungs_and_are_compared_among_themselves() -> None:

@@ -63,3 +63,14 @@ def test_one_line_has_all_that_is_known_and_nothing_else() -> None:
     assert headline.in_one_line(Headline(1, 1, False, 60.0, "")) == ""
     used = JobEnergy(7200.0, 2.0, 1, 0.5, "2.00 Wh, 0.50 EUR (GPUs; measured for 50 % of the time)", 0.5, "EUR")
     assert headline.in_one_line(Headline(1, 1, False, 60.0, "", energy=used)) == "2.00 Wh (0.50 EUR)"
+
+
+def test_numbers_whose_sum_is_too_large_have_a_mean() -> None:
+    """A list of jobs must not fail because of what one of them wrote."""
+    huge = [1.7e308] * 3
+    logged = headline.logged_speed("throughput", huge, is_final=True)
+    measured = headline.speed_of(huge, huge, is_final=False)
+    assert logged is not None
+    assert measured is not None
+    assert (logged.value, measured.value) == pytest.approx((1.7e308, 1.0))
+    assert headline.computing(huge, [huge] * 2, [huge] * 2, is_final=True) == DeviceUse(computing=0.0)

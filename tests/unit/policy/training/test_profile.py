@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from typing import Any
 
 import pytest
@@ -217,3 +218,28 @@ def test_a_training_with_local_sgd_is_told_about_rounds() -> None:
     assert "exchanging models" in network.words
     assert "longer rounds" in network.remedy
     assert FindingKind.FEWER_RANKS not in kinds(found)
+
+
+PARTS = ("own_s", "data_s", "forward_s", "backward_s", "waiting_s", "communication_s", "optimizer_s")
+
+
+def written(ranks: int, share: int, **times: float) -> list[bytes]:
+    """Steps as a job may write them, whatever it did."""
+    parts = {name: [times.get(name, 1e-3)] * ranks for name in PARTS}
+    step: dict[str, Any] = {"kind": "profile", "epoch": 0, "samples": 1, "loss": 1, "step_s": times.get("step_s", 0.5)}
+    return [json.dumps({**step, "step": at, "shares": [share] * ranks, **parts}).encode() for at in range(6)]
+
+
+def test_a_profile_of_any_numbers_is_made_in_a_moment() -> None:
+    """Each is made in a thread of the agent, of which there are few."""
+    for ranks, share in ((4096, 1), (3, 1 << 60), (12, 1 << 60)):
+        began_s = time.thread_time()
+        assert profile(read(written(ranks, share)), 1, None) is not None
+        assert time.thread_time() - began_s < 30, f"{ranks} ranks"
+
+
+def test_an_exchange_that_is_longer_than_its_step_is_a_finding() -> None:
+    found = profile(read(written(2, 8, communication_s=1.0)), 1, None)
+    assert found is not None
+    assert FindingKind.NETWORK in kinds(found)
+    assert profile(read(written(2, 8, communication_s=1.0, step_s=0.0)), 1, None) is not None
