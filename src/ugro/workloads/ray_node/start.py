@@ -89,10 +89,11 @@ def tell():
         late = threading.Timer(30.0, context.cancel)
         try:
             late.start()
+            # Until the client ends it: one whose stream ends first forgets what it was told.
             for request in requests:
-                no = messages.InitResponse(ok=False, msg={REFUSAL!r})
-                yield messages.DataResponse(req_id=request.req_id, init=no)
-                return
+                if request.WhichOneof("type") == "init":
+                    no = messages.InitResponse(ok=False, msg={REFUSAL!r})
+                    yield messages.DataResponse(req_id=request.req_id, init=no)
         finally:
             late.cancel()
             places.release()
