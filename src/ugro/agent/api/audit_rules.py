@@ -89,7 +89,6 @@ RULES = (
     Rule("POST", r"/v1/agent/reconcile", "reconcile", ("how",)),
     Rule("POST", r"/v1/dashboard", "create sign-in link"),
     Rule("POST", r"/v1/alerts/test", "test channels", ("channels",)),
-    Rule("POST", r"/services/([^/]+)/try", "try service"),
     Rule("POST", r"/v1/hooks/([^/]+)/test", "test hook"),
     Rule("POST", r"/v1/tokens", "create token", ("name", "role")),
     Rule("DELETE", r"/v1/tokens/([^/]+)", "revoke token"),
