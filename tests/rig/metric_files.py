@@ -1,4 +1,4 @@
-"""Writes files as TensorBoard, Weights & Biases and MLflow do, by the definition of their formats."""
+"""Writes files as TensorBoard and Weights & Biases do, by the definition of their formats."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 import struct
 import zlib
 from collections.abc import Mapping
-from pathlib import Path
 
 from ugro.core.support.crc32c import masked
 
@@ -99,16 +98,3 @@ def _framed(record: bytes, offset: int) -> bytes:
         out += struct.pack("<IH", zlib.crc32(kind + part), len(part)) + kind + part
         is_first = False
     return out
-
-
-# --- MLflow -----------------------------------------------------------------------------------------------------
-
-
-def mlflow_run(root: Path, metrics: Mapping[str, list[float]], parameters: Mapping[str, str]) -> None:
-    for name, values in metrics.items():
-        path = root / "metrics" / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("".join(f"{1_700_000_000_000 + step} {value} {step}\n" for step, value in enumerate(values)))
-    for name, text in parameters.items():
-        (root / "params").mkdir(parents=True, exist_ok=True)
-        (root / "params" / name).write_text(text)

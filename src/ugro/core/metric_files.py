@@ -12,12 +12,9 @@ _NAME = re.compile(
     r"metrics[\w.-]*\.jsonl"  # ugro.train, or a script itself
     r"|events\.out\.tfevents\..+"  # TensorBoard
     r"|run-[^/]+\.wandb"  # Weights & Biases
-    r"|trainer_state\.json"  # Hugging Face
 )
-# MLflow's file store: mlruns/<experiment>/<run>/metrics/<name>; artifacts of a run may be models of any size.
-_MLFLOW = re.compile(r"(?:.*/)?mlruns/[^/]+/[^/]+/(?:meta\.yaml|(?:metrics|params|tags)/.+)", re.DOTALL)
 
 
 def is_metric_file(name: str) -> bool:
     """``name`` is a path with slashes, below the folder that a job writes to."""
-    return _NAME.fullmatch(PurePosixPath(name).name) is not None or _MLFLOW.fullmatch(name) is not None
+    return _NAME.fullmatch(PurePosixPath(name).name) is not None

@@ -36,7 +36,7 @@ class EnvRequest:
     no_index: bool = False  # only ``find_links``
     upgrade: bool = False  # resolve it again when the job is submitted
     user: str = ""  # if somebody else chose them: who
-    whose: Whose | None = None  # recorded with it: when a job starts, nobody asks any more; None: an older record
+    whose: Whose | None = None  # recorded with it: when a job starts, nobody asks any more; None: not recorded yet
 
     @property
     def is_foreign(self) -> bool:

@@ -40,8 +40,6 @@ class _Job:
     files: list[MetricFile] = field(default_factory=list)
     until: float = 0.0  # monotonic: when to look for more files
     places: dict[Source, Place] | None = None  # None: not read yet
-    # Of logs without metrics, which most are: a transaction for each piece of each log would be a waste.
-    unsaved: set[Source] = field(default_factory=set)
     cut: set[str] = field(default_factory=set)  # the names of files with a line that is too long to be read
 
 
@@ -72,8 +70,6 @@ class Collector:
             count = await self._collect(job)
             known = self._jobs.pop(job, None)
             self._cut |= {job: known.cut} if known is not None and known.cut else {}
-            if known is not None and known.places and known.unsaved:  # not read again by the next agent
-                await self._store.take(Batch(places={source: known.places[source] for source in known.unsaved}))
         await self._store.seal(job_owner(job))
         return count
 
@@ -109,7 +105,6 @@ class Collector:
         if spoilt := [file.source for file in files if _is_spoilt(file, known.places.get(file.source))]:
             for source in spoilt:
                 await self._store.start_again(source)
-            known.unsaved.clear()
             known.places = await self._store.places(job_owner(job))
         places, known.places = known.places, None
         count = await self._read([file for file in files if _has_grown(file, places)], known, places)
@@ -121,11 +116,7 @@ class Collector:
         unread = deque(grown)
         while unread:
             batch = await asyncio.to_thread(_next_batch, unread, places, known.cut)
-            if batch.points or batch.parameters or not all(source.is_log for source in batch.places):
-                await self._store.take(batch)
-                known.unsaved -= batch.places.keys()
-            else:
-                known.unsaved |= batch.places.keys()
+            await self._store.take(batch)
             places |= batch.places
             count += sum(len(points) for points in batch.points.values())
         return count
@@ -180,7 +171,7 @@ def _next_batch(unread: deque[_File], places: Mapping[Source, Place], cut: set[s
         place = batch.places.get(file.source) or places.get(file.source, _START)
         content = _content(file.about.path, place.offset)
         size += len(content)
-        piece = Piece(content, place.offset, file.size, place.state, file.about.writer.name)
+        piece = Piece(content, place.offset, file.size, place.state)
         reading = file.about.writer.read(piece)
         if reading.has_cut:
             cut.add(file.about.name)

@@ -35,7 +35,6 @@ T = TypeVar("T")
 # A file of many gigabytes is not read through at every start: damage is found when it is met, too.
 _DESIGN = Design("ugro.telemetry", ("series", "chunk", "source"), Thoroughness("quick_check", limit_s=0.5))
 MOST_FOUND = 2000  # curves of a job from files of other libraries
-_REPEATED = 5  # Origin.TRAINER_STATE: each file repeats the one before it
 NODE = "node/"
 JOB = "job/"
 
@@ -46,10 +45,6 @@ class Source(NamedTuple):
     owner: str
     attempt: int
     path: str
-
-    @property
-    def is_log(self) -> bool:
-        return self.path.startswith("logs/")
 
 
 class Place(NamedTuple):
@@ -260,8 +255,6 @@ def _take(db: Connection, batch: Batch) -> None:
         origin = batch.origins.get(key, 0)
         if origin and not _has_room(db, key, counts):
             continue
-        if origin == _REPEATED:
-            some = _after(some, series.last_step(db, key, origin))
         series.append(db, key, some, origin)
     db.executemany(
         "INSERT INTO source (owner, attempt, path, place, state, prefix) VALUES (?, ?, ?, ?, ?, ?) "
@@ -281,14 +274,6 @@ def _has_room(db: Connection, key: SeriesKey, counts: dict[str, int]) -> bool:
         return True
     counts[key.owner] += 1
     return counts[key.owner] <= MOST_FOUND
-
-
-def _after(points: Points, step: int | None) -> Points:
-    if step is None:
-        return points
-    new = [at for at, own in enumerate(points.steps) if own > step]
-    columns = (points.steps, points.times_ms, points.values)
-    return Points(*([column[at] for at in new] for column in columns))  # type: ignore[arg-type]
 
 
 def _start_again(db: Connection, source: Source) -> None:

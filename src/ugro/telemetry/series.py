@@ -151,13 +151,6 @@ def has(db: Connection, key: SeriesKey) -> bool:
     return db.execute(f"SELECT 1 FROM series WHERE {_PLACE}", _place(key)).fetchone() is not None
 
 
-def last_step(db: Connection, key: SeriesKey, origin: int) -> int | None:
-    """The largest step of a curve of that origin."""
-    query = f"SELECT step_max FROM series WHERE {_PLACE} AND origin = ?"
-    row = db.execute(query, (*_place(key), origin)).fetchone()
-    return None if row is None else row["step_max"]
-
-
 _PLACE = "owner = ? AND key = ? AND attempt = ? AND rank = ?"
 
 

@@ -154,20 +154,6 @@ def test_a_control_group_proves_that_nothing_is_left_when_both_were_killed(node:
 
 
 @pytest.mark.proof
-def test_a_run_of_an_older_version_whose_supervisor_was_killed_is_cleaned_up(node: LocalNode, ledger: Ledger) -> None:
-    """Its supervisor has a reaper that leaves no name and no proof."""
-    start_hidden(node, ledger)
-    file = node.run_dir("train", 1) / "spec.json"
-    spec = json.loads(file.read_text())
-    file.write_text(json.dumps({key: value for key, value in spec.items() if key != "proves_end"}))
-    (node.run_dir("train", 1).parent.parent / "supervisors" / spec["supervisor"] / "reaper").unlink()
-    os.kill(node.supervisor("train", 1), signal.SIGKILL)
-    record = node.call(node.link(), "stop", job="train", attempt=1)["run"]["exit"]
-    assert (record["outcome"], record["reason"]) == ("lost", "its supervisor was killed")
-    ledger.expect_nothing_alive(5)
-
-
-@pytest.mark.proof
 def test_after_reaper_and_supervisor_all_that_was_seen_ends_and_the_run_does_not_claim_more(
     node: LocalNode, ledger: Ledger
 ) -> None:

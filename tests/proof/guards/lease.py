@@ -59,7 +59,7 @@ MUTANTS = (
             Edit(
                 _STOP,
                 "_is_proven",
-                "is_alive or is_older or run.has_all_ended() or has_group",
+                "is_alive or run.has_all_ended() or has_group",
                 "True or run.has_all_ended() or has_group",
             ),
         ),

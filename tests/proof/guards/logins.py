@@ -99,16 +99,4 @@ MUTANTS = (
         ),
         ("tests/unit/agent/test_ray_clusters.py",),
     ),
-    Mutant(
-        "what somebody chose before that was recorded is the owner's",
-        (
-            Edit(
-                "ugro.agent.python_env.reading",
-                "settled",
-                "replace(request, whose=Whose.OTHER, user=user)",
-                "replace(request, whose=Whose.OWNER)",
-            ),
-        ),
-        ("tests/integration/environments/test_older_records.py",),
-    ),
 )

@@ -18,7 +18,6 @@ from ugro.policy.sweep.charts import document
 from ugro.policy.sweep.page import rows
 from ugro.web.site import Site
 from ugro.web.views import hardware
-from ugro.web.views.trying import KINDS
 
 AGENT = SimpleNamespace(cluster_name="home", state_error=None, config_error=None, safe_mode=None)
 
@@ -34,7 +33,7 @@ def _site() -> Site:
 
 
 def service_page(**changes: Any) -> str:
-    return rendered("service.html", service=service("chat", **changes), kinds=KINDS, has_tokens=True, untried="")
+    return rendered("service.html", service=service("chat", **changes), has_tokens=True)
 
 
 @pytest.mark.parametrize("state", Phase)
@@ -46,7 +45,7 @@ def test_a_service_page_has_what_its_report_says() -> None:
     text = service_page(reason="<script>x</script>", update="to revision 2", is_canary=True, needs_keys=True, held=2)
     assert "<script>x" not in text
     assert "ugro serve update chat --promote" in text
-    assert "API key" in text
+    assert "ugro serve key create chat" in text
     assert "2 for a replica to start" in text
     assert 'href="/jobs/7"' in text
     assert ">34</td>" in text, "tokens"
@@ -58,12 +57,6 @@ def test_each_state_of_a_replica_has_a_sign() -> None:
         text = service_page(replicas=(replace(first, state=state),))
         known = state in (ReplicaPhase.ENDED,) or f'aria-hidden="true">•</span> {state}' not in text
         assert known, state
-
-
-def test_a_service_that_cannot_be_tried_says_why() -> None:
-    text = rendered("service.html", service=service("chat"), kinds=KINDS, has_tokens=False, untried="it is encrypted")
-    assert "it is encrypted." in text
-    assert 'id="try"' not in text
 
 
 def test_lists_have_their_rows_or_the_next_command() -> None:

@@ -211,7 +211,6 @@ PAGES: Mapping[str, Access] = {
     "GET /usage.csv": _SEES,
     "GET /services": _SEES,
     "GET /services/{word}": _sees(Kind.SERVICE),
-    "POST /services/{word}/try": Access(Role.USER, Kind.SERVICE),
 }
 
 

@@ -91,7 +91,6 @@ RULES = (
     Rule("POST", r"/v1/agent/reconcile", "reconcile", ("how",)),
     Rule("POST", r"/v1/dashboard", "create sign-in link"),
     Rule("POST", r"/v1/alerts/test", "test channels", ("channels",)),
-    Rule("POST", r"/services/([^/]+)/try", "try service"),
     Rule("POST", r"/v1/hooks/([^/]+)/test", "test hook"),
     Rule("POST", r"/login", SIGN_IN),
     Rule("POST", r"/logout", "sign out"),

@@ -18,7 +18,6 @@ from ugro.agent.jobs.lookup import VisibleJobs
 from ugro.agent.jobs.quota_gate import QuotaGate
 from ugro.agent.jobs.reasons import Reasons
 from ugro.agent.jobs.submission import Needs, SubmissionReader, Submit, Taken
-from ugro.agent.python_env.reading import settled
 from ugro.agent.support.caller import caller, sees, viewer
 from ugro.agent.support.change_signal import ChangeSignal
 from ugro.agent.support.crashpoint import point
@@ -206,8 +205,7 @@ class JobService:
         if exact:
             self._submitting.expect_code(old)
         await self._check([(old.spec, user)])
-        after, environment = await self._still_known(old.spec.after), settled(old.spec.environment, old.user)
-        spec = replace(_again(old, user, puts_back), after=after, environment=environment)
+        spec = replace(_again(old, user, puts_back), after=await self._still_known(old.spec.after))
         async with self._gate.room([(user, key)]):
             submission = await self._jobs.submit(spec, user, key, About(origin=old.origin))
         point("submit.recorded")

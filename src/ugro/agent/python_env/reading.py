@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -27,7 +26,6 @@ from ugro.policy.python_env.requirements import (
     read_constraints,
     read_requirements,
 )
-from ugro.remote.identity import user_name
 
 T = TypeVar("T")
 _PROJECT = "pyproject.toml"
@@ -151,15 +149,6 @@ def _whose(own: EnvironmentSection, request: EnvRequest, config: Config) -> Whos
     # A variable has the submitter's value: with it, they choose the address.
     is_default = not ({*own.given_keys, *own.written()} - _CHOOSES_NOTHING) and not variables_in(request)
     return Whose.CLUSTER if is_default and config.path is not None else Whose.OTHER
-
-
-def settled(request: EnvRequest | None, user: str) -> EnvRequest | None:
-    """Of a job or Ray cluster of this user that was recorded before ``whose`` was."""
-    if request is None or request.whose is not None:
-        return request
-    if user == user_name(os.geteuid()):
-        return replace(request, whose=Whose.OWNER)
-    return replace(request, whose=Whose.OTHER, user=user)
 
 
 def refuse_files(draft: Draft) -> None:

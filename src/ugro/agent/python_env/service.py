@@ -12,7 +12,6 @@ from ugro.agent.python_env.files import Files
 from ugro.agent.python_env.hosts import Hosts
 from ugro.agent.python_env.making import Maker, Wanted, local_errors
 from ugro.agent.python_env.progress import UnderWay
-from ugro.agent.python_env.reading import settled
 from ugro.agent.python_env.resolving import Resolver
 from ugro.agent.python_env.tools import Tools
 from ugro.agent.python_env.workshop import Workshop
@@ -113,7 +112,7 @@ class PythonEnvService:
 
     async def ensure_for(self, job: Job) -> dict[str, Made]:
         """On the nodes of its attempt, whose record then says so; none if the job has no environment."""
-        request = settled(job.spec.environment, job.user)
+        request = job.spec.environment
         if request is None or job.placement is None:
             return {}
         with working_for(job.user):

@@ -12,7 +12,6 @@ from datetime import UTC, datetime
 
 from ugro.agent.engine.rendezvous import PortTaken, find_meeting
 from ugro.agent.jobs.service import JobService
-from ugro.agent.python_env.reading import settled
 from ugro.agent.python_env.service import PythonEnvService
 from ugro.agent.ray_cluster.node_looks import look_at
 from ugro.agent.support.aio import together
@@ -104,7 +103,7 @@ class Starting:
         """For workers on other nodes than before: the Python of each. They must agree with the head, and reach it."""
         everywhere = list(dict.fromkeys((cluster.head.node, *nodes)))
         links = await self._links(everywhere, cluster.user)
-        pythons = await self._pythons(settled(cluster.environment, cluster.user), links, lambda text: None)
+        pythons = await self._pythons(cluster.environment, links, lambda text: None)
         head = (cluster.head.address, cluster.head.port)
         looks = await look_at(links, pythons, (), head)
         lack = lack_of_memory(cluster.wish, looks) or lack_of_connection(looks, f"{head[0]}:{head[1]}")

@@ -49,7 +49,7 @@ class Records:
         self._agent = agent
         mark = self._mark_file.read(agent)
         has_journal = self.journal.open(agent)
-        if not numbers.reserved and mark is None:  # a new state, or one that only an older version has used
+        if not numbers.reserved and mark is None:  # a new state
             return Comparison()
         self.is_complete = has_journal and mark is not None and not is_moved
         if mark is None or not has_journal:

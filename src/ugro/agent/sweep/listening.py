@@ -102,7 +102,7 @@ class _Reading:
         """Whether it had a value."""
         self._rest = self._rest + piece.content if piece.offset == self.offset else piece.content
         self.offset = piece.offset + len(piece.content)
-        found = ugro.read(Unread(self._rest, 0, len(self._rest), "", ""))
+        found = ugro.read(Unread(self._rest, 0, len(self._rest), ""))
         self._rest = self._rest[found.end :]
         has_any = False
         for key, points in found.points.items():

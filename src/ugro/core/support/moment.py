@@ -16,7 +16,7 @@ _SET_S = 2.0  # a wall clock that differs by more was set
 @dataclass(frozen=True, slots=True)
 class Instant:
     wall_s: float
-    boot_id: str = ""  # empty: not known, as in what an older version stored
+    boot_id: str = ""  # empty: not known
     boot_s: float = 0.0
 
     @property

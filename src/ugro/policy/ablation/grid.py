@@ -14,7 +14,6 @@ from typing import Any
 
 from ugro.core.errors import ConfigError, Unsatisfiable, UsageError
 
-BALANCE = "balance"  # the experiment that there is
 SIZES = ("tiny", "small", "full")
 MODES: Mapping[str, Mapping[str, str]] = {
     "uniform": {"balance": "off"},

@@ -47,12 +47,6 @@ def gain(row: Row) -> str:
     return f"× {spread(row.ratio)}"
 
 
-def measured_metrics(rows: Iterable[Row]) -> list[Metric]:
-    """Those that at least one run has."""
-    known = {key for row in rows for key in row.values}
-    return [metric for metric in METRICS if metric.key in known]
-
-
 def summary(rows: Sequence[Row]) -> Iterator[list[str]]:
     yield ["model", "variant", "runs", "against", *(metric.title for metric in METRICS), "last shares"]
     for row in rows:

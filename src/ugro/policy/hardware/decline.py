@@ -83,12 +83,6 @@ def declined(series: Series) -> Decline | None:
     return Decline(series, now, before) if now < series.least(before) else None
 
 
-def is_low(series: Series) -> bool:
-    """Whether the newest run alone is as low: worth another measurement."""
-    newest = Series(series.what, series.kind, series.unit, (series.values[0], *series.values), series.device)
-    return bool(series.values) and declined(newest) is not None
-
-
 def all_series(runs: Sequence[NodeFigures]) -> Iterator[Series]:
     for uuid in dict.fromkeys(device.uuid for run in runs for device in run.devices):
         yield from _of_device(uuid, [device for run in runs if (device := run.device(uuid)) is not None])

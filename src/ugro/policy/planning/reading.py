@@ -50,7 +50,7 @@ def node_trial(training: Training, about: About) -> NodeTrial | str:
 def model_size(model: ModelRecord, trial: TrialRecord | None, points: Sequence[Point] = ()) -> ModelSize | None:
     """What is not known of the optimizer is assumed to be AdamW's. ``points``: of a rank that has the whole model."""
     if not model.parameter_bytes:
-        return None  # recorded by an earlier version
+        return None  # of a model without parameters nothing can be said
     optimizer = trial.optimizer_bytes if trial is not None else 0
     sample = trial.sample_bytes if trial is not None else 0
     if len(points) == 2 and (small := points[0].memory_bytes) and (large := points[1].memory_bytes):

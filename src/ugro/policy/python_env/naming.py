@@ -7,7 +7,7 @@ version of Python, the platform. So the same name is the same environment, on ev
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, replace
 
 from ugro.core.python_env import EnvHost, EnvRequest, Platform
@@ -163,9 +163,3 @@ def _canonical(line: str) -> list[str]:
     hashes = sorted(word for word in words if word.startswith("--hash="))
     name, equals, version = " ".join(word for word in words if not word.startswith("--hash=")).partition("==")
     return [f"{normal(name)}{equals}{version}", *hashes]
-
-
-def found_versions(packages: Sequence[tuple[str, str]], *names: str) -> str | None:
-    """The version of the first of these packages that is there."""
-    known = {normal(name): version for name, version in packages}
-    return next((known[name] for name in names if name in known), None)

@@ -54,7 +54,6 @@ class Caps(NamedTuple):
     cpus: float = _ENDLESS
 
 
-NO_CAPS = Caps()
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,7 +98,7 @@ class Claims:
     def claim(self, run: RunDir, wanted: Wanted) -> Claimed:
         """When this returns, the run is ours to start, and its lock is held."""
         spec, as_of = RunSpec(wanted.spec), wanted.as_of or moment()
-        more = {"run": run.name, "supervisor": self._name, "proves_end": True}
+        more = {"run": run.name, "supervisor": self._name}
         if wanted.ticket is not None:
             more["ticket"] = wanted.ticket
         envelope = new_envelope(wanted.spec, as_of, wanted.is_of_this_boot, **more)

@@ -136,7 +136,7 @@ def fork(agent: AgentDir) -> Reaper:
 
 
 def name_in(folder: str) -> Optional[ProcessName]:
-    """The reaper of the supervisor whose folder that is; None for one of an older version."""
+    """The reaper of the supervisor whose folder that is; None: it has not written it yet."""
     with contextlib.suppress(OSError, ValueError), open(os.path.join(folder, FILE), encoding="ascii") as file:
         return ProcessName.parse(file.read())
     return None

@@ -307,10 +307,8 @@ def _is_proven(run: RunDir) -> bool:
     """Nothing of it is left: its reaper had all below it, or it was in a control group, which is empty now."""
     supervisor = _supervisor(run)
     is_alive = supervisor is not None and supervisor.is_alive()  # it gave up this run, and knew that it was over
-    # Of a run of an older version nobody has looked.
-    is_older = not (run.envelope() or {}).get("proves_end")
     has_group = bool((run.state() or {}).get("cgroup") or _groups(run))
-    return is_alive or is_older or run.has_all_ended() or has_group
+    return is_alive or run.has_all_ended() or has_group
 
 
 def _groups(run: RunDir) -> List[str]:

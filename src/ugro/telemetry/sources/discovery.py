@@ -1,7 +1,6 @@
 """Finds the files with metrics in the folder of a job, whatever brought them there.
 
-``attempt_N/output/`` has the files of the first node, ``attempt_N/nodes/NODE/`` those of the others, and
-``attempt_N/logs/`` what ranks printed.
+``attempt_N/output/`` has the files of the first node, ``attempt_N/nodes/NODE/`` those of the others.
 """
 
 from __future__ import annotations
@@ -16,12 +15,10 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from ugro.core.metric_files import is_metric_file
-from ugro.telemetry.sources import huggingface, mlflow, tensorboard, ugro, wandb
+from ugro.telemetry.sources import tensorboard, ugro, wandb
 from ugro.telemetry.sources.reading import Read
 
 _ATTEMPT = re.compile(r"attempt_([0-9]{1,9})")
-_MLFLOW = re.compile(r"(.*mlruns/[^/]+/[^/]+)/(metrics|params)/(.+)", re.DOTALL)
-_LOG = "logs/rank_0.log"  # libraries print on the first rank
 _MOST_FILES = 10_000  # of one job
 _MOST_ENTRIES = 500_000
 _LARGEST_CONFIG = 16 << 20
@@ -32,7 +29,6 @@ class Writer(NamedTuple):
 
     read: Read
     run: str
-    name: str  # what a reader needs to know of the file's name
 
 
 class MetricFile(NamedTuple):
@@ -59,18 +55,12 @@ def writer_of(name: str) -> Writer | None:
     """``name`` is a path below the folder of a node's files."""
     if not is_metric_file(name):
         return None
-    if found := _MLFLOW.fullmatch(name):
-        is_metric = found[2] == "metrics"
-        return Writer(mlflow.read_metric if is_metric else mlflow.read_parameter, found[1], found[3])
     path = PurePosixPath(name)
     if path.name.startswith("events.out.tfevents."):
-        return Writer(tensorboard.read, str(path.parent), path.name)
+        return Writer(tensorboard.read, str(path.parent))
     if path.suffix == ".wandb":
-        return Writer(wandb.read, path.stem.removeprefix("run-"), path.name)
-    if path.suffix == ".jsonl":
-        return Writer(ugro.read, str(path.parent), path.name)
-    # Each checkpoint has one, and they are about the same run.
-    return Writer(huggingface.read_state, "", path.name) if path.name == "trainer_state.json" else None
+        return Writer(wandb.read, path.stem.removeprefix("run-"))
+    return Writer(ugro.read, str(path.parent))
 
 
 def prefixes(runs: Iterable[str]) -> dict[str, str]:
@@ -85,8 +75,6 @@ def prefixes(runs: Iterable[str]) -> dict[str, str]:
 
 def _find(job: Path) -> Iterator[MetricFile]:
     for attempt, folder in attempts(job):
-        if (log := folder / _LOG).is_file():
-            yield MetricFile(attempt, _LOG, log, Writer(huggingface.read_log, "", _LOG), 0, "")
         yield from _of_node(attempt, folder, "output", 0)
         nodes = [node.name for node in _folders(folder / "nodes")]
         ranks = _first_ranks(job, attempt) if nodes else {}
@@ -99,21 +87,11 @@ def _of_node(attempt: int, folder: Path, below: str, rank: int) -> Iterator[Metr
     writers = {name: writer for name in _names(root) if (writer := writer_of(name)) is not None}
     runs: dict[Read, set[str]] = {}
     for writer in writers.values():
-        runs.setdefault(_kind(writer), set()).add(writer.run)
+        runs.setdefault(writer.read, set()).add(writer.run)
     named = {kind: prefixes(of_kind) for kind, of_kind in runs.items()}
-    # In the order of their names, which contain times or steps: the newest is read last.
-    for name in sorted(writers, key=_in_order):
-        writer = writers[name]
-        yield MetricFile(attempt, f"{below}/{name}", root / name, writer, rank, named[_kind(writer)][writer.run])
-
-
-def _kind(writer: Writer) -> Read:
-    return mlflow.read_metric if writer.read is mlflow.read_parameter else writer.read
-
-
-def _in_order(name: str) -> tuple[tuple[int, str], ...]:
-    """checkpoint-500 before checkpoint-1000."""
-    return tuple((int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d{1,18})", name))
+    # In the order of their names, which contain times: the newest is read last.
+    for name, writer in sorted(writers.items()):
+        yield MetricFile(attempt, f"{below}/{name}", root / name, writer, rank, named[writer.read][writer.run])
 
 
 def _names(root: Path) -> Iterator[str]:

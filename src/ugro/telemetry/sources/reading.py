@@ -24,10 +24,7 @@ class Origin(IntEnum):
     UGRO = 0
     TENSORBOARD = 1
     WANDB = 2
-    MLFLOW = 3
-    LOG = 4
-    TRAINER_STATE = 5
-    STEPS = 6  # the mean loss of all ranks, which ``ugro.train`` measures; for scripts that log none
+    STEPS = 3  # the mean loss of all ranks, which ``ugro.train`` measures; for scripts that log none
 
 
 class Key(NamedTuple):
@@ -43,7 +40,6 @@ class Piece(NamedTuple):
     offset: int  # where it begins
     size: int  # of the whole file
     state: str  # what the last read left for this one
-    name: str  # of the file, or of what it contains
 
 
 @dataclass(slots=True)
@@ -97,18 +93,3 @@ def real(value: object) -> float | None:
     if type(value) is float:
         return value
     return float(value) if type(value) is int and -LARGEST < value < LARGEST else None
-
-
-def number(text: str | bytes) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None
-
-
-def whole_lines(piece: Piece) -> bytes:
-    """The piece up to the end of its last whole line; all of it if no line is that long."""
-    end = piece.content.rfind(b"\n") + 1
-    if not end and len(piece.content) >= AT_ONCE:
-        end = len(piece.content)
-    return piece.content[:end]

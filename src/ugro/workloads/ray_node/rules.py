@@ -28,6 +28,7 @@ _PATIENCE = {
     "RAY_agent_register_timeout_ms": str(PATIENCE_S * 1000),
     "RAY_gcs_server_port_wait_time_s": str(PATIENCE_S),
     "RAY_DASHBOARD_STARTUP_TIMEOUT_S": str(PATIENCE_S),
+    "RAY_CLIENT_SERVER_CHECK_CHANNEL_TIMEOUT_S": str(PATIENCE_S),  # of the process that each client gets
 }
 _STALE = ("RAY_ADDRESS", "RAY_REDIS_ADDRESS", "RAY_AUTH_TOKEN", "RAY_NODE_IP_ADDRESS")
 

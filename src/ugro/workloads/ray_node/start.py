@@ -1,10 +1,13 @@
-"""What a rank runs instead of ``ray start``: the same, but for two things. It is text, since Ray's Python runs it.
+"""What a rank runs instead of ``ray start``: the same, but for three things. It is text, since Ray's Python runs it.
 
 - Ray gives a raylet 30 seconds to be known, and the raylet gives its agent 15 to say at which port it listens, which a
   slow or busy machine exceeds. The rank itself sees a raylet that has ended, so nobody else need hurry; and the port
   is fixed, so it is written down before the raylet looks for it.
 - Somebody without the cluster's token who connects by ``ray.init("ray://…")`` gets an answer that says so. Ray's own
   client takes a refusal for a server that is not ready yet, and gives up after half a minute with a timeout.
+- Each client gets a process of its own on the head. All heads of a machine would look for its port from 23000 on, and
+  take one that another has just found free. It ends if nobody asks it for half a minute, while gRPC pauses for longer
+  and longer between its attempts to reach it.
 
 Where a Ray has other parts than the one that this was written for, it runs as it is.
 """
@@ -20,6 +23,7 @@ REFUSAL = (
     "RAY_AUTH_MODE=token and a file with the token as RAY_AUTH_TOKEN_PATH"
 )
 _START, _CLIENT_SERVER = "start.py", "client_server.py"
+_FIRST_CLIENT, _CLIENTS, _BLOCKS = 23_000, 250, 39  # up to where the kernel gives out ports
 _STARTING = f"""
 import inspect, os, sys, time
 import ray
@@ -68,7 +72,7 @@ main()
 
 # Without a token, the first two calls of Ray's client are answered: a greeting with nothing in it, and the refusal.
 _SERVING = f"""
-import runpy, threading
+import runpy, sys, threading
 import ray  # before grpc, for which it chooses settings
 
 def tell():
@@ -89,10 +93,11 @@ def tell():
         late = threading.Timer(30.0, context.cancel)
         try:
             late.start()
+            # Until the client ends it: one whose stream ends first forgets what it was told.
             for request in requests:
-                no = messages.InitResponse(ok=False, msg={REFUSAL!r})
-                yield messages.DataResponse(req_id=request.req_id, init=no)
-                return
+                if request.WhichOneof("type") == "init":
+                    no = messages.InitResponse(ok=False, msg={REFUSAL!r})
+                    yield messages.DataResponse(req_id=request.req_id, init=no)
         finally:
             late.cancel()
             places.release()
@@ -112,6 +117,15 @@ def tell():
 
     guard.SyncAuthenticationServerInterceptor = Telling
 
+def prepare_clients():
+    from ray.util.client.server import proxier
+
+    own = next(int(word[7:]) for word in sys.argv if word.startswith("--port="))
+    proxier.MIN_SPECIFIC_SERVER_PORT = {_FIRST_CLIENT} + own % {_BLOCKS} * {_CLIENTS}
+    proxier.MAX_SPECIFIC_SERVER_PORT = proxier.MIN_SPECIFIC_SERVER_PORT + {_CLIENTS}
+    proxier.GRPC_OPTIONS = [*proxier.GRPC_OPTIONS, ("grpc.max_reconnect_backoff_ms", 2000)]
+
+prepare_clients()
 try:
     tell()
 except (ImportError, AttributeError) as error:

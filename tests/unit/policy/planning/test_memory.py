@@ -96,7 +96,7 @@ def test_a_training_that_ran_out_of_memory_hears_in_which_ways_it_could_fit() ->
 
 def test_the_size_of_a_model_is_read_from_what_a_trial_records() -> None:
     model = ModelRecord(400, False, 100, "ddp", 400, 30, 40)
-    assert model_size(ModelRecord(400, False, 100), None) is None, "an earlier version did not record it"
+    assert model_size(ModelRecord(400, False, 100), None) is None, "it has no parameters"
     assert model_size(model, None) == ModelSize(400, 400, 800, 0, 30, 40), "moments as AdamW has them"
     trial = TrialRecord(optimizer_bytes=400, sample_bytes=7)
     assert model_size(model, trial) == ModelSize(400, 400, 400, 7, 30, 40)

@@ -1,5 +1,5 @@
 // @ts-check
-// The list of services: requests change its figures, and no event tells of them.
+// Services: requests change their figures, and no event tells of them.
 
 import { refresh } from "/static/parts.js";
 
