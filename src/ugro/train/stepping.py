@@ -17,7 +17,7 @@ from ugro.train.clock import Clock, Moments
 from ugro.train.finite import Finite, NotFinite
 from ugro.train.group import Gathering, Group
 from ugro.train.memory import Room, memory_of
-from ugro.train.parallel.way import Way
+from ugro.train.parallel.way import Way, distinct
 from ugro.train.part import PartOfShare
 from ugro.train.pieces import Handed, Parts
 from ugro.train.sampler import Progress, Slice
@@ -77,7 +77,7 @@ class Stepping:
         self._has_decided = False  # what becomes of this step
         self._words: list[Word] | None = None  # of all ranks, if they were needed before the end of the step
         self._statistics: list[tuple[Any, str, Any]] = []  # before this step, if it may be left out
-        self._hook: Any = None  # before each update, to leave it out
+        self._hook: Any = None  # before each update
         self._gathering: Gathering | None = None
         self._sent: list[Any] = []  # the futures of the buckets that DDP has sent in this step
         self._sends_zeros = False
@@ -155,7 +155,7 @@ class Stepping:
         self._sent.clear()
         self._words, self._has_decided = None, False
         self.finite.response = replace(self.finite.response, skips=False)
-        if self.finite.choice is OnNan.SKIP and self._hook is None:
+        if self._hook is None:
             from torch.optim.optimizer import register_optimizer_step_pre_hook
 
             self._hook = register_optimizer_step_pre_hook(self._before_update)
@@ -404,16 +404,28 @@ class Stepping:
             getattr(module, name).copy_(before)
 
     def _called(self, unit: int, units: int) -> str:
-        names = self.balance.names
-        name = names[unit] if unit < len(names) else ""
-        return f"rank {unit} ({name})" if units == self.group.ranks else name
+        if units == self.group.ranks:
+            return f"rank {unit} ({distinct(self.group.nodes)[unit]})"
+        return self.balance.names[unit]
+
+    @property
+    def _is_by_itself(self) -> bool:
+        """Nobody waits for this rank at the end of a step."""
+        return self.group.ranks == 1
 
     def _before_update(self, optimizer: Any, args: Any, options: Any) -> None:
         """The update of a step in which some rank found numbers that are not finite changes nothing."""
         if self._moments is None:  # it is over: there are no gradients, if it is to change nothing
             return
+        looks_at_own = self._moments.ready is None and self._is_by_itself  # the script has called backward itself
+        if not looks_at_own and self.finite.choice is not OnNan.SKIP:
+            return
         own = {id(one) for one in self._parameters}
         if not any(id(one) in own for group in optimizer.param_groups for one in group["params"]):
+            return
+        if looks_at_own:
+            self.backward_done()
+        if self.finite.choice is not OnNan.SKIP:
             return
         if not self._has_decided:
             self._hear_early(self._moments)
@@ -436,7 +448,18 @@ class Stepping:
         is_wrong = checks and not finite.are_finite(one for one in self._parameters if one.requires_grad)
         found = [place for place, (one,) in enumerate(self.group.numbers([float(is_wrong)])) if one]
         if found:
-            raise NotFinite(f"the parameters of rank {found[0]} are not finite after step {self.progress.step}")
+            name = self._called(found[0], self.group.ranks)
+            raise NotFinite(f"the parameters of {name} are not finite after step {self.progress.step}")
+
+    def look_at_last(self) -> None:
+        """On a GPU nobody has heard of the last step when a script ends. Waits for nothing."""
+        latest = self._history.latest
+        self._history.forget()
+        if self.finite.sees_now or latest is None or latest.ready is None or not self.clock.has_come(latest.ready):
+            return
+        if (wrong := self.finite.wrong(latest)) is not None:
+            incident = Incident(self._called(self.group.rank, self.group.ranks), latest.step, *wrong)
+            self.finite.tell(incident, is_left_out=False)
 
     def conclude(self, words: list[Word]) -> Verdict:
         """All ranks have the same words about this step."""
@@ -521,6 +544,7 @@ class Stepping:
         return numbers
 
     def close(self) -> None:
+        self.look_at_last()
         if self._hook is not None:
             self._hook.remove()
             self._hook = None

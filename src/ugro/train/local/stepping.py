@@ -105,6 +105,13 @@ class LocalStepping(Stepping):
             if found and not response.stops:
                 self.finite.tell(found[0], is_left_out=response.skips)
 
+    def look_at_last(self) -> None:
+        """The reports of rounds are about all steps."""
+
+    @property
+    def _is_by_itself(self) -> bool:
+        return True
+
     @property
     def called(self) -> str:
         return self._called(self.group.rank, self.group.ranks)
