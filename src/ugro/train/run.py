@@ -136,7 +136,7 @@ class Run:
         if self.device.type == "cpu":  # NCCL's threads might wait for dead peers
             atexit.register(self._part)
         else:
-            atexit.register(self._look_at_last)
+            atexit.register(self._stepping.look_at_last)
         atexit.register(self._end_at_once)
         ended.note_at_exit()
         if self.is_main:
@@ -495,10 +495,6 @@ class Run:
         way = self._stepping.way
         if way is not None and getattr(sys, "last_type", None) is None:
             way.release()
-
-    def _look_at_last(self) -> None:
-        if getattr(sys, "last_type", None) is None:  # after an error, a device may not answer
-            self._stepping.look_at_last()
 
     def _stamp(self) -> dict[str, Any]:
         return {"attempt": self.surroundings.attempt, "rank": self.surroundings.rank}

@@ -47,6 +47,8 @@ class Rewrap(Protocol):
 
 
 class Stepping:
+    exchanges_steps = True
+
     def __init__(self, group: Group, history: History, balance: Balance, progress: Progress) -> None:
         self.group = group
         self.balance = balance
@@ -356,7 +358,7 @@ class Stepping:
             moments.synced = self._history.clock.now()
             moments.ready = moments.synced if moments.ready is None else moments.ready
         if self._words is None:
-            self._words = self._read(self._heard())
+            self._words = _read(self._heard())
         self._gathering = self._said = None
         return self.conclude(of_units(self._words, self.units))
 
@@ -369,18 +371,7 @@ class Stepping:
 
     def exchanged(self, word: Word) -> list[Word]:
         """The words of all ranks."""
-        return self._read(self.group.gather(self.complete(word).numbers()).wait())
-
-    def _read(self, numbers: list[list[float]]) -> list[Word]:
-        """Raises if the ranks are not in the same step: what they have just exchanged does not belong together."""
-        words = [Word.of(one) for one in numbers]
-        if len({word.position for word in words}) > 1:
-            there = [f"rank {rank} in {_place(word.position, words)}" for rank, word in enumerate(words)]
-            raise ApartError(
-                f"the ranks are not in the same step: {', '.join(there)}",
-                hint="a rank has left its loop early, or left out a batch: all ranks must do so in the same step",
-            )
-        return words
+        return _read(self.group.gather(self.complete(word).numbers()).wait())
 
     # --- numbers that are not finite ----------------------------------------------------------------------------
 
@@ -408,16 +399,12 @@ class Stepping:
             return f"rank {unit} ({distinct(self.group.nodes)[unit]})"
         return self.balance.names[unit]
 
-    @property
-    def _is_by_itself(self) -> bool:
-        """Nobody waits for this rank at the end of a step."""
-        return self.group.ranks == 1
-
     def _before_update(self, optimizer: Any, args: Any, options: Any) -> None:
         """The update of a step in which some rank found numbers that are not finite changes nothing."""
         if self._moments is None:  # it is over: there are no gradients, if it is to change nothing
             return
-        looks_at_own = self._moments.ready is None and self._is_by_itself  # the script has called backward itself
+        is_alone = self.group.ranks == 1 or not self.exchanges_steps
+        looks_at_own = is_alone and self._moments.ready is None  # the script has called backward itself
         if not looks_at_own and self.finite.choice is not OnNan.SKIP:
             return
         own = {id(one) for one in self._parameters}
@@ -437,7 +424,7 @@ class Stepping:
             if moments.ready is None:
                 return  # there was no backward, or another library has called it
             self._tell(moments)
-        self._words = self._read(self._heard())
+        self._words = _read(self._heard())
         words = of_units(self._words, self.units)
         if not any(word.is_out_of_memory for word in words):
             self._decide(words)
@@ -452,14 +439,9 @@ class Stepping:
             raise NotFinite(f"the parameters of {name} are not finite after step {self.progress.step}")
 
     def look_at_last(self) -> None:
-        """On a GPU nobody has heard of the last step when a script ends. Waits for nothing."""
         latest = self._history.latest
         self._history.forget()
-        if self.finite.sees_now or latest is None or latest.ready is None or not self.clock.has_come(latest.ready):
-            return
-        if (wrong := self.finite.wrong(latest)) is not None:
-            incident = Incident(self._called(self.group.rank, self.group.ranks), latest.step, *wrong)
-            self.finite.tell(incident, is_left_out=False)
+        self.finite.look_at_last(latest, self._called(self.group.rank, self.group.ranks))
 
     def conclude(self, words: list[Word]) -> Verdict:
         """All ranks have the same words about this step."""
@@ -567,6 +549,18 @@ def _at_end_of_backward(then: Callable[[], None]) -> None:
     from torch.autograd import Variable
 
     Variable._execution_engine.queue_callback(then)
+
+
+def _read(numbers: list[list[float]]) -> list[Word]:
+    """Raises if the ranks are not in the same step: what they have just exchanged does not belong together."""
+    words = [Word.of(one) for one in numbers]
+    if len({word.position for word in words}) > 1:
+        there = [f"rank {rank} in {_place(word.position, words)}" for rank, word in enumerate(words)]
+        raise ApartError(
+            f"the ranks are not in the same step: {', '.join(there)}",
+            hint="a rank has left its loop early, or left out a batch: all ranks must do so in the same step",
+        )
+    return words
 
 
 def _place(position: tuple[int, int], words: Sequence[Word]) -> str:

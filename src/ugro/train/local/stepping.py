@@ -38,6 +38,7 @@ class Tally:
 
 
 class LocalStepping(Stepping):
+    exchanges_steps = False
     tally: Tally | None = None  # None: between rounds
     settle: Callable[[], None] = staticmethod(lambda: None)  # makes the ranks' models one, if they are not
     _counted: Moments | None = None
@@ -107,10 +108,6 @@ class LocalStepping(Stepping):
 
     def look_at_last(self) -> None:
         """The reports of rounds are about all steps."""
-
-    @property
-    def _is_by_itself(self) -> bool:
-        return True
 
     @property
     def called(self) -> str:
