@@ -58,12 +58,15 @@ class Scenario:
     is_local: bool = False
     leaves: str = ""  # what the wrong rank does in the wrong step: continue, or break
     epochs: int = 1
+    is_everywhere: bool = False  # wrong on all ranks
 
 
+_STAGES = {"parallel": "pipeline", "micro_batches": 3}
 SCENARIOS = {
     "stop_loss": Scenario("stop"),
     "stop_gradients": Scenario("stop", "gradients"),
     "stop_whole_step": Scenario("stop", form="whole step"),
+    "stop_pipeline": Scenario("stop", form="whole step", options=_STAGES, is_everywhere=True),
     "skip_loss": Scenario("skip"),
     "skip_gradients": Scenario("skip", "gradients"),
     "skip_own_backward": Scenario("skip", form="own backward"),
@@ -100,7 +103,7 @@ def trained(asked: Scenario) -> dict[str, Any]:
         for _ in run.epochs(asked.epochs):
             for indices, *batch in loader:
                 number = len(steps)
-                is_wrong = run.rank == WRONG_RANK and number == WRONG_STEP
+                is_wrong = number == WRONG_STEP and (asked.is_everywhere or run.rank == WRONG_RANK)
                 steps.append((round_of(run) if asked.is_local else number, indices.tolist()))
                 if is_wrong and asked.leaves:
                     if asked.leaves == "continue":

@@ -20,7 +20,7 @@ from tests.rig.batches import BATCH, DATA, SAMPLES, SPEEDS, first_come_steps, sa
 
 
 def own_loaders() -> dict[str, Any]:
-    from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, WeightedRandomSampler
+    from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler, WeightedRandomSampler
 
     options = {"collate_fn": first_come_steps, "num_workers": 1, "generator": torch.Generator().manual_seed(4)}
     drawn = WeightedRandomSampler([1.0 + number for number in range(SAMPLES)], 2 * BATCH + 4)
@@ -29,6 +29,7 @@ def own_loaders() -> dict[str, Any]:
         ("in a row", DataLoader(DATA, batch_size=BATCH, collate_fn=first_come_steps), {}),
         ("shuffled", DataLoader(DATA, batch_size=4, shuffle=True, drop_last=True, **options), {"global_batch": BATCH}),
         ("drawn", DataLoader(DATA, batch_size=BATCH, sampler=drawn, collate_fn=first_come_steps), {}),
+        ("batches", DataLoader(DATA, batch_sampler=BatchSampler(drawn, BATCH, False), collate_fn=first_come_steps), {}),
         ("a sampler", DATA, {"sampler": drawn, "global_batch": BATCH, "collate_fn": first_come_steps}),
         ("random", DataLoader(DATA, batch_size=BATCH, sampler=RandomSampler(DATA), collate_fn=first_come_steps), {}),
         ("sequential", DATA, {"sampler": SequentialSampler(DATA), "global_batch": BATCH, "shuffle": False}),

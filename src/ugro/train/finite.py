@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import gc
 import math
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -78,9 +79,15 @@ class Finite:
             return Wrong.LOSS, True
         self._has_scaler = self._has_scaler or _has_scaler()
         is_scaled = moments.is_scaled or self._has_scaler
-        if is_loss:
-            return Wrong.LOSS, is_scaled
-        return None if is_scaled else (Wrong.GRADIENTS, False)  # it looks for its scale
+        return (Wrong.LOSS if is_loss else Wrong.GRADIENTS), is_scaled
+
+    def look_at_last(self, moments: Moments | None, name: str) -> None:
+        """On a GPU nobody has heard of the last step when a script ends. Waits for nothing."""
+        has_failed = getattr(sys, "last_type", None) is not None  # then a device may not answer
+        if has_failed or self.sees_now or moments is None or moments.ready is None:
+            return
+        if self._clock.has_come(moments.ready) and (wrong := self.wrong(moments)) is not None:
+            self.tell(Incident(name, moments.step, *wrong), is_left_out=False)
 
     # --- with all ranks -----------------------------------------------------------------------------------------
 
@@ -96,7 +103,9 @@ class Finite:
             self.tell(incident, is_left_out=self.response.skips)
 
     def tell(self, incident: Incident, *, is_left_out: bool) -> None:
-        """Logs it now and then: it may be so in every step."""
+        """Logs it now and then: it may be so in every step. Says nothing of a GradScaler that looks for its scale."""
+        if incident.is_search and self.response.in_a_row < nan.MOST_IN_A_ROW:
+            return
         key = (incident.rank, incident.what)
         first, count = self._counts.get(key, (incident.step, 0))
         self._counts[key] = (first, count := count + 1)

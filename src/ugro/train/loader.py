@@ -167,17 +167,19 @@ def _source_of_loader(given: Any, global_batch: int | None) -> tuple[Any, Order,
     from torch.utils.data import BatchSampler
 
     _expect_numbered(given.dataset)
-    batches = type(given.batch_sampler)
-    if batches is not BatchSampler and batches.__module__ != "torchdata.stateful_dataloader.sampler":
-        kind = "no batch_size" if given.batch_sampler is None else f"a {batches.__name__}"
+    batches = given.batch_sampler
+    kind = type(batches)
+    if kind is not BatchSampler and kind.__module__ != "torchdata.stateful_dataloader.sampler":
+        found = "no batch_size" if batches is None else f"a {kind.__name__}"
         raise UsageError(
-            f"the DataLoader has {kind}: ranks share batches of a known size",
+            f"the DataLoader has {found}: ranks share batches of a known size",
             hint="give it a batch_size, and a sampler if the order matters",
         )
-    # Each process of a plain DDP script loads a batch of this size.
-    size = given.batch_size * getattr(given.sampler, "num_replicas", 1) if global_batch is None else global_batch
+    # Each process of a plain DDP script loads a batch of this size. A loader that was given its batch sampler has
+    # neither size nor order of its own.
+    size = batches.batch_size * getattr(batches.sampler, "num_replicas", 1) if global_batch is None else global_batch
     options = {name: value for name in (*OPTIONS, "generator") if (value := getattr(given, name, None))}
-    return given.dataset, order_of(given.sampler, _checked(size), drops_last=given.drop_last), options
+    return given.dataset, order_of(batches.sampler, _checked(size), drops_last=batches.drop_last), options
 
 
 def _checked(global_batch: Any) -> int:

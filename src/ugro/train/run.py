@@ -135,6 +135,8 @@ class Run:
         # Exit handlers run in reverse order: the writer's, registered with its first record, runs before these.
         if self.device.type == "cpu":  # NCCL's threads might wait for dead peers
             atexit.register(self._part)
+        else:
+            atexit.register(self._stepping.look_at_last)
         atexit.register(self._end_at_once)
         ended.note_at_exit()
         if self.is_main:
@@ -496,4 +498,3 @@ class Run:
 
     def _stamp(self) -> dict[str, Any]:
         return {"attempt": self.surroundings.attempt, "rank": self.surroundings.rank}
-

@@ -17,7 +17,7 @@ from ugro.train.clock import Clock, Moments
 from ugro.train.finite import Finite, NotFinite
 from ugro.train.group import Gathering, Group
 from ugro.train.memory import Room, memory_of
-from ugro.train.parallel.way import Way
+from ugro.train.parallel.way import Way, distinct
 from ugro.train.part import PartOfShare
 from ugro.train.pieces import Handed, Parts
 from ugro.train.sampler import Progress, Slice
@@ -47,6 +47,8 @@ class Rewrap(Protocol):
 
 
 class Stepping:
+    exchanges_steps = True
+
     def __init__(self, group: Group, history: History, balance: Balance, progress: Progress) -> None:
         self.group = group
         self.balance = balance
@@ -77,7 +79,7 @@ class Stepping:
         self._has_decided = False  # what becomes of this step
         self._words: list[Word] | None = None  # of all ranks, if they were needed before the end of the step
         self._statistics: list[tuple[Any, str, Any]] = []  # before this step, if it may be left out
-        self._hook: Any = None  # before each update, to leave it out
+        self._hook: Any = None  # before each update
         self._gathering: Gathering | None = None
         self._sent: list[Any] = []  # the futures of the buckets that DDP has sent in this step
         self._sends_zeros = False
@@ -155,7 +157,7 @@ class Stepping:
         self._sent.clear()
         self._words, self._has_decided = None, False
         self.finite.response = replace(self.finite.response, skips=False)
-        if self.finite.choice is OnNan.SKIP and self._hook is None:
+        if self._hook is None:
             from torch.optim.optimizer import register_optimizer_step_pre_hook
 
             self._hook = register_optimizer_step_pre_hook(self._before_update)
@@ -356,7 +358,7 @@ class Stepping:
             moments.synced = self._history.clock.now()
             moments.ready = moments.synced if moments.ready is None else moments.ready
         if self._words is None:
-            self._words = self._read(self._heard())
+            self._words = _read(self._heard())
         self._gathering = self._said = None
         return self.conclude(of_units(self._words, self.units))
 
@@ -369,18 +371,7 @@ class Stepping:
 
     def exchanged(self, word: Word) -> list[Word]:
         """The words of all ranks."""
-        return self._read(self.group.gather(self.complete(word).numbers()).wait())
-
-    def _read(self, numbers: list[list[float]]) -> list[Word]:
-        """Raises if the ranks are not in the same step: what they have just exchanged does not belong together."""
-        words = [Word.of(one) for one in numbers]
-        if len({word.position for word in words}) > 1:
-            there = [f"rank {rank} in {_place(word.position, words)}" for rank, word in enumerate(words)]
-            raise ApartError(
-                f"the ranks are not in the same step: {', '.join(there)}",
-                hint="a rank has left its loop early, or left out a batch: all ranks must do so in the same step",
-            )
-        return words
+        return _read(self.group.gather(self.complete(word).numbers()).wait())
 
     # --- numbers that are not finite ----------------------------------------------------------------------------
 
@@ -404,16 +395,24 @@ class Stepping:
             getattr(module, name).copy_(before)
 
     def _called(self, unit: int, units: int) -> str:
-        names = self.balance.names
-        name = names[unit] if unit < len(names) else ""
-        return f"rank {unit} ({name})" if units == self.group.ranks else name
+        if units == self.group.ranks:
+            return f"rank {unit} ({distinct(self.group.nodes)[unit]})"
+        return self.balance.names[unit]
 
     def _before_update(self, optimizer: Any, args: Any, options: Any) -> None:
         """The update of a step in which some rank found numbers that are not finite changes nothing."""
         if self._moments is None:  # it is over: there are no gradients, if it is to change nothing
             return
+        is_alone = self.group.ranks == 1 or not self.exchanges_steps
+        looks_at_own = is_alone and self._moments.ready is None  # the script has called backward itself
+        if not looks_at_own and self.finite.choice is not OnNan.SKIP:
+            return
         own = {id(one) for one in self._parameters}
         if not any(id(one) in own for group in optimizer.param_groups for one in group["params"]):
+            return
+        if looks_at_own:
+            self.backward_done()
+        if self.finite.choice is not OnNan.SKIP:
             return
         if not self._has_decided:
             self._hear_early(self._moments)
@@ -425,7 +424,7 @@ class Stepping:
             if moments.ready is None:
                 return  # there was no backward, or another library has called it
             self._tell(moments)
-        self._words = self._read(self._heard())
+        self._words = _read(self._heard())
         words = of_units(self._words, self.units)
         if not any(word.is_out_of_memory for word in words):
             self._decide(words)
@@ -436,7 +435,13 @@ class Stepping:
         is_wrong = checks and not finite.are_finite(one for one in self._parameters if one.requires_grad)
         found = [place for place, (one,) in enumerate(self.group.numbers([float(is_wrong)])) if one]
         if found:
-            raise NotFinite(f"the parameters of rank {found[0]} are not finite after step {self.progress.step}")
+            name = self._called(found[0], self.group.ranks)
+            raise NotFinite(f"the parameters of {name} are not finite after step {self.progress.step}")
+
+    def look_at_last(self) -> None:
+        latest = self._history.latest
+        self._history.forget()
+        self.finite.look_at_last(latest, self._called(self.group.rank, self.group.ranks))
 
     def conclude(self, words: list[Word]) -> Verdict:
         """All ranks have the same words about this step."""
@@ -521,6 +526,7 @@ class Stepping:
         return numbers
 
     def close(self) -> None:
+        self.look_at_last()
         if self._hook is not None:
             self._hook.remove()
             self._hook = None
@@ -543,6 +549,18 @@ def _at_end_of_backward(then: Callable[[], None]) -> None:
     from torch.autograd import Variable
 
     Variable._execution_engine.queue_callback(then)
+
+
+def _read(numbers: list[list[float]]) -> list[Word]:
+    """Raises if the ranks are not in the same step: what they have just exchanged does not belong together."""
+    words = [Word.of(one) for one in numbers]
+    if len({word.position for word in words}) > 1:
+        there = [f"rank {rank} in {_place(word.position, words)}" for rank, word in enumerate(words)]
+        raise ApartError(
+            f"the ranks are not in the same step: {', '.join(there)}",
+            hint="a rank has left its loop early, or left out a batch: all ranks must do so in the same step",
+        )
+    return words
 
 
 def _place(position: tuple[int, int], words: Sequence[Word]) -> str:

@@ -133,7 +133,7 @@ def test_a_loader_or_sampler_of_the_script_keeps_its_order(own: Results) -> None
         assert first != second
         assert all(len(one) == len(set(one)) == samples for one in (first, second)), name
     assert [len(batch) for batch in found["drawn"][0]] == [21, 21, 4], "as many as the sampler draws"
-    assert found["drawn"] == found["a sampler"]
+    assert found["drawn"] == found["a sampler"] == found["batches"]
     assert found["drawn"][0] != found["drawn"][1]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,10 @@ APART = {
     "batch_left_out": "step 3, rank 1 in step 4, rank 2 in step 3",
     "loop_left": "step 3 of epoch 0, rank 1 in step 3 of epoch 1",
 }
-OTHERS = ("ignore", "loss_alone", "skip_batch_norm", "scaler", "scaler_of_its_own", "scaler_and_a_loss", "rounds_stop")
+OTHERS = (
+    "stop_pipeline", "ignore", "loss_alone", "skip_batch_norm", "scaler", "scaler_of_its_own", "scaler_and_a_loss",
+    "rounds_stop",
+)  # fmt: skip
 RANKS = 3
 
 
@@ -47,6 +51,13 @@ def test_all_ranks_end_with_an_error_that_names_the_step_and_the_rank(
         error = result[scenario]["error"]
         assert error.startswith(f"NotFinite: the {what} of rank 1 (")
         assert error.endswith(f" {'is' if what == 'loss' else 'are'} not finite in step 3")
+
+
+def test_the_stage_of_a_pipeline_that_has_the_loss_is_named_with_its_node(results: list[dict[str, Any]]) -> None:
+    pattern = r"NotFinite: the loss of rank (\d) \(node\1\) is not finite in step 3"
+    errors = {result["stop_pipeline"]["error"] for result in results}
+    assert len(errors) == 1
+    assert re.fullmatch(pattern, *errors)
 
 
 @pytest.mark.parametrize("scenario", SKIPPED)

@@ -1,7 +1,7 @@
 """Decides what becomes of a training whose loss or gradients are not finite. Pure, and the same on all ranks.
 
-A GradScaler leaves out steps by itself, and finds its scale in this way. A loss of which nothing comes into the model,
-such as the mean over no labels, is only said.
+A GradScaler leaves out steps by itself, and finds its scale in this way, in fewer steps than ``MOST_IN_A_ROW``. A loss
+of which nothing comes into the model, such as the mean over no labels, is only said.
 """
 
 from __future__ import annotations
@@ -35,6 +35,11 @@ class Incident:
     step: int
     what: Wrong
     is_harmless: bool = False  # a GradScaler leaves out the update, or its gradients are finite all the same
+
+    @property
+    def is_search(self) -> bool:
+        """A GradScaler finds its scale so; one that finds none in many steps leaves out all updates."""
+        return self.what is Wrong.GRADIENTS and self.is_harmless
 
     @property
     def words(self) -> str:

@@ -38,6 +38,7 @@ class Tally:
 
 
 class LocalStepping(Stepping):
+    exchanges_steps = False
     tally: Tally | None = None  # None: between rounds
     settle: Callable[[], None] = staticmethod(lambda: None)  # makes the ranks' models one, if they are not
     _counted: Moments | None = None
@@ -104,6 +105,9 @@ class LocalStepping(Stepping):
                 self.tally.left_out += moments.share if weights is None else weights.total
             if found and not response.stops:
                 self.finite.tell(found[0], is_left_out=response.skips)
+
+    def look_at_last(self) -> None:
+        """The reports of rounds are about all steps."""
 
     @property
     def called(self) -> str:

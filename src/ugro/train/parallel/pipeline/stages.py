@@ -139,12 +139,14 @@ class Pipe:
         stages = [self._stage(at) for at in self.own]
         ranks, count = len(self.partition.order), work.count
         options: dict[str, Any] = {"n_microbatches": count, "loss_fn": self._watched_loss, "scale_grads": False}
-        if self.has_first:
-            options["args_chunk_spec"] = tuple(map(TensorChunkSpec, work.dimensions))
         if len(stages) == 1:
-            return (Schedule1F1B if count >= ranks else ScheduleGPipe)(stages[0], **options)
-        is_interleaved = count >= ranks and is_whole(count, ranks)
-        return (ScheduleInterleaved1F1B if is_interleaved else ScheduleLoopedBFS)(stages, **options)
+            made = (Schedule1F1B if count >= ranks else ScheduleGPipe)(stages[0], **options)
+        else:
+            is_interleaved = count >= ranks and is_whole(count, ranks)
+            made = (ScheduleInterleaved1F1B if is_interleaved else ScheduleLoopedBFS)(stages, **options)
+        if self.has_first:  # an option of all schedules but one
+            made._args_chunk_spec = tuple(map(TensorChunkSpec, work.dimensions))
+        return made
 
     def _stage(self, at: int) -> PipelineStage:
         stage = self.partition.stages[at]
