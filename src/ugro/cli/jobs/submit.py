@@ -25,7 +25,7 @@ from ugro.client.client import Client
 from ugro.core.errors import UsageError
 from ugro.core.job import Job, JobSpec, Launcher
 from ugro.core.planning import MOST_NODES
-from ugro.core.support.own_script import Words, own_script
+from ugro.core.support.own_script import Words, own_script, words_of
 
 _ONE_PROCESS = ("nodes", "launcher", "balance", "train_sync")  # options that a single process has no use for
 
@@ -156,8 +156,9 @@ def _code_folder(session: Session, file: Path | None, fields: dict[str, Any]) ->
         return Path(os.path.expanduser(fields["workdir"]))
     if file is not None or fields.get("cwd") or fields.get("sync") is False:
         return file.parent if file is not None else Path()
-    named = fields.get("command") or (fields["script"], *(fields.get("args") or ()))
-    words = Words(tuple(named), is_command="command" in fields)
+    is_command = "command" in fields
+    named = words_of(fields["command"]) if is_command else (fields["script"], *(fields.get("args") or ()))
+    words = Words(named, is_command=is_command)
     found = own_script(os.getcwd(), words) if words.names_elsewhere else None
     if found is None or found.folder == os.getcwd():
         return Path()
