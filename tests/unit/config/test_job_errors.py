@@ -60,7 +60,7 @@ def test_no_message_shows_the_value_of_a_variable() -> None:
         ("script: a.py\nnodes: 2\n", "job.yaml:2: nodes: unknown key", "did you mean resources: {nodes: …}?"),
         ("script: a.py\nretries: 2\n", "job.yaml:2: retries: unknown key", "did you mean retry: {max: …}?"),
         ("script: a.py\ngpus: 2\n", "job.yaml:2: gpus: unknown key", "did you mean resources: {gpus_per_node: …}?"),
-        ("command: a\nresources: {gpus: 2}\n", "job.yaml:2: resources.gpus: unknown key", "did you mean gpus_per_node?"),
+        ("script: a.py\nresources: {gpus: 2}\n", "job.yaml:2: resources.gpus: unknown", "did you mean gpus_per_node?"),
         (
             "script: a.py\nresources:\n  nodes: 1\n  gpu_per_node: 2\n",
             "job.yaml:4: resources.gpu_per_node: unknown key",
