@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from ugro.cli.jobs.attach import attach
 from ugro.cli.jobs.document import job_document
 from ugro.cli.jobs.folders import read_folders
 from ugro.cli.jobs.options import job_options, recipe_options
-from ugro.cli.jobs.origin import origin_of
+from ugro.cli.jobs.origin import code_folder, origin_of
 from ugro.cli.jobs.plan import BEST, best_nodes
 from ugro.cli.jobs.recipe import apply_recipe
 from ugro.cli.jobs.stdin import check_input
@@ -25,7 +24,6 @@ from ugro.client.client import Client
 from ugro.core.errors import UsageError
 from ugro.core.job import Job, JobSpec, Launcher
 from ugro.core.planning import MOST_NODES
-from ugro.core.support.own_script import Words, own_script, words_of
 
 _ONE_PROCESS = ("nodes", "launcher", "balance", "train_sync")  # options that a single process has no use for
 
@@ -120,7 +118,7 @@ def _submit(
         raise UsageError("--max-nodes is for --nodes best", hint=f"without a plan: --nodes 1..{most}")
     if given.get("nodes") == BEST:
         given = best_nodes(session, file, given, most, force=force)
-    code = _code_folder(session, file, given)
+    code = code_folder(session.output, file, given)
     check_input(session.output, given.get("command") or given.get("args") or ())
     if dry_run:
         return _dry_run(session, file, given, force=force)
@@ -148,22 +146,6 @@ def _dry_run(session: Session, file: Path | None, fields: dict[str, Any], *, for
     _say_of_others(session, found.spec, fields)
     _advise(session, client, found.spec, found.placement.node_names if found.placement else ())
     return 0
-
-
-def _code_folder(session: Session, file: Path | None, fields: dict[str, Any]) -> Path:
-    """The folder of the code that is sent, as far as the command line says. Says so if it is not the current one."""
-    if fields.get("workdir"):
-        return Path(os.path.expanduser(fields["workdir"]))
-    if file is not None or fields.get("cwd") or fields.get("sync") is False:
-        return file.parent if file is not None else Path()
-    is_command = "command" in fields
-    named = words_of(fields["command"]) if is_command else (fields["script"], *(fields.get("args") or ()))
-    words = Words(named, is_command=is_command)
-    found = own_script(os.getcwd(), words) if words.names_elsewhere else None
-    if found is None or found.folder == os.getcwd():
-        return Path()
-    session.output.note(f"note: the code is {found.folder}, the folder of {named[words.at or 0]}; not this one")
-    return Path(found.folder)
 
 
 def _submitted(session: Session, client: Client, job: Job, *, detach: bool) -> int:
