@@ -76,10 +76,13 @@ def test_a_program_that_another_one_starts_is_looked_for_in_the_folder(project: 
         ("python3 ../project/bin.py --epochs 3", "python3 bin.py --epochs 3"),
         ("A=1 python3 -u  ../project/bin.py", "A=1 python3 -u bin.py"),
         ("../project/run.sh ~/x", "./run.sh ~/x"),
+        ("python3 ../project/bin.py\n", "python3 bin.py"),
     ],
 )
 def test_a_plain_text_for_a_shell_is_taken_as_its_words(project: Path, text: str, called: str) -> None:
     here, command = str(project.parent / "big"), ("sh", "-c", text)
+    for shell in (["/bin/bash", "-lc"], ["bash", "-e", "-c"]):
+        assert with_script((*shell, text), 0, "x") == (*shell, with_script(command, 0, "x")[2])
     words = Words(words_of(command), is_command=True)
     found = own_script(here, words)
     assert found is not None

@@ -18,6 +18,7 @@ _INTERPRETER = re.compile(r"(?:python|pypy)[0-9.]*|(?:ba|da|k|z)?sh")
 _WITH_VALUE = frozenset({"-W", "-X", "-o", "--check-hash-based-pycs"})
 _ENDINGS = (".py", ".sh", ".R", ".jl")
 _SHELL = re.compile(r"(?:ba|da|k|z)?sh")
+_FLAG = re.compile(r"-[a-z]+")
 _PLAIN = re.compile(r"[\w@%+=:,./~ -]+")  # a shell only divides it into words
 _WORDS = re.compile(r"[^\s'\"`();&|<>$=]+")
 # What is there belongs to the machine: nodes have their own.
@@ -81,9 +82,9 @@ def words_of(command: Sequence[str]) -> tuple[str, ...]:
 def with_script(command: Sequence[str], at: int, script: str) -> tuple[str, ...]:
     """The command with another name of its script, which is the word ``at`` of ``words_of`` it."""
     words = words_of(command)
-    if len(words) == len(command) and words == tuple(command):
+    if words == tuple(command):
         return (*words[:at], script, *words[at + 1 :])
-    return (*command[:2], " ".join((*words[:at], shlex.quote(script), *words[at + 1 :])))
+    return (*command[:-1], " ".join((*words[:at], shlex.quote(script), *words[at + 1 :])))
 
 
 def expect_no_script_elsewhere(here: str, command: Sequence[str]) -> None:
@@ -155,8 +156,9 @@ def is_script(word: str) -> bool:
 
 
 def _text_of(command: Sequence[str]) -> str | None:
-    is_text = len(command) == 3 and command[1] == "-c" and _SHELL.fullmatch(os.path.basename(command[0]))
-    return command[2] if is_text else None
+    program, *flags = command[:-1] or [""]  # such as bash -e -c TEXT, bash -lc TEXT
+    is_text = _SHELL.fullmatch(os.path.basename(program)) and all(_FLAG.fullmatch(one) for one in flags)
+    return command[-1].strip() if is_text and flags and flags[-1].endswith("c") else None
 
 
 def _is_elsewhere(word: str) -> bool:
