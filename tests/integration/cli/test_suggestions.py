@@ -140,6 +140,9 @@ def test_a_script_on_one_of_several_nodes_is_said_and_all_are_taken_if_asked(ugr
     (ugro.home / "cwd" / "job.yaml").write_text("script: any.py\nresources: {nodes: all}\n")
     for words in (("any.py", "--nodes", "all"), ("any.py", "--nodes", "1"), ("any.py", "--only", "n2")):
         assert "1 of 3 nodes" not in ugro("launch", *words, "--dry-run").stderr, words
+    for text, is_said in {"": True, "# nodes: 1": True, "resources: {nodes: 1}": False}.items():
+        (ugro.home / "cwd" / "one.yaml").write_text(f"script: any.py\n{text}\n")
+        assert ("1 of 3 nodes" in ugro("launch", "-f", "one.yaml", "--dry-run").stderr) == is_said, text
     for asked in ("any.py --nodes all", "-f job.yaml"):
         planned = json.loads(ugro("launch", *asked.split(), "--dry-run", "--json").stdout)
         assert [share["node"] for share in planned["placement"]["shares"]] == ["n1", "n2", "n3"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from ugro.core.errors import UsageError
 from ugro.core.job import Job, JobSpec, Launcher
 from ugro.core.planning import MOST_NODES
 
+_NODES = re.compile(r"^[^#\n]*\bnodes[\"']?\s*:", re.MULTILINE)
 _ONE_PROCESS = ("nodes", "launcher", "balance", "train_sync")  # options that a single process has no use for
 
 
@@ -130,7 +132,7 @@ def _submit(
         read_folders(session.output, client, file, given)
         under_way.client = client
         job = under_way.job = client.jobs.submit(file, options=given, force=force, origin=origin, key=under_way.key)
-        _say_of_others(session, job.spec, given)
+        _say_of_others(session, file, job.spec, given)
         return _submitted(session, client, job, detach=detach)
     except KeyboardInterrupt:
         raise under_way.interrupted() from None
@@ -143,7 +145,7 @@ def _dry_run(session: Session, file: Path | None, fields: dict[str, Any], *, for
     read_folders(session.output, client, file, fields)
     found = client.jobs.dry_run(file, options=fields, force=force)
     show_dry_run(session.output, found)
-    _say_of_others(session, found.spec, fields)
+    _say_of_others(session, file, found.spec, fields)
     _advise(session, client, found.spec, found.placement.node_names if found.placement else ())
     return 0
 
@@ -163,14 +165,21 @@ def _submitted(session: Session, client: Client, job: Job, *, detach: bool) -> i
     return attach(output, client, job)
 
 
-def _say_of_others(session: Session, spec: JobSpec, given: dict[str, Any]) -> None:
+def _say_of_others(session: Session, file: Path | None, spec: JobSpec, given: dict[str, Any]) -> None:
     """Says that a script uses one of several nodes, if nobody has asked for one."""
     wanted = spec.resources
-    is_asked = "nodes" in given or wanted.only or wanted.labels or wanted.any_of
+    is_asked = "nodes" in given or wanted.only or wanted.labels or wanted.any_of or _names_nodes(file)
     if spec.launcher is not Launcher.COMMAND and wanted.max_nodes == 1 and session.nodes > 1 and not is_asked:
         session.output.note(f"note: 1 of {session.nodes} nodes; all: --nodes all")
     if given.get("nodes") == "all" and wanted.max_nodes < session.nodes:
         session.output.note(f"note: {wanted.max_nodes} of {session.nodes} nodes can take it; see: ugro health")
+
+
+def _names_nodes(file: Path | None) -> bool:
+    try:
+        return file is not None and _NODES.search(file.read_text()) is not None
+    except (OSError, ValueError):  # the agent has read it, in a moment when it could be
+        return False
 
 
 def _advise(session: Session, client: Client, spec: JobSpec, nodes: Sequence[str], before: int | None = None) -> None:
