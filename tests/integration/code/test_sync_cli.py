@@ -84,8 +84,8 @@ def test_a_script_outside_of_the_current_folder_is_sent_with_its_own(ugro: Ugro,
         done = ugro(*words, "7")
         assert (done.returncode, done.stdout) == (0, "mine 7\n"), done.stderr
     assert f"the code is {project}, the folder of {project}/bin.py" in done.stderr
-    for words in (("sweep", named, "--lr", "1,2", "--dry-run"), ("plan", named)):
-        assert f"note: the code is {project}, the folder of {named}; not this one" in ugro(*words).stderr, words
+    for line in (f"sweep {named} --lr 1,2 --dry-run", f"plan {named}"):
+        assert f"note: the code is {project}, the folder of {named}; not this one" in ugro(*line.split()).stderr, line
     by_file = ugro("launch", "-f", "job.yaml", "--nodes", "2", "--dry-run")
     assert f"code     {project}: 4 files" in by_file.stdout, by_file.stderr
     refused = ugro("launch", named, "--workdir", ".")
