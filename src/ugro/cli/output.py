@@ -296,8 +296,8 @@ class Output:
         context = getattr(error, "ctx", None)
         if isinstance(error, click.NoSuchOption) and context is not None:
             options = [name for one in context.command.get_params(context) for name in one.opts]
-            if (meant := option_meant(error.option_name, options)) is not None:
-                message, hint = f"no such option: {error.option_name}", f"did you mean {meant}?"
+            meant = option_meant(error.option_name, options)
+            message, hint = f"no such option: {error.option_name}", f"did you mean {meant}?" if meant else ""
         if not hint and context is not None:
             hint = f"see: {context.command_path} --help"
         self.error(UsageError(message, hint=hint or None))

@@ -44,6 +44,13 @@ def ugro(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ugro]:
         ("submit", "ugro launch train.py"),
         ("trust", "ugro node trust HOST"),
         ("drain", "ugro node drain NODE"),
+        ("sbatch", "ugro launch train.py"),
+        ("start", "ugro launch train.py"),
+        ("squeue", "ugro status"),
+        ("attach", "ugro logs JOB -f"),
+        ("remove", "ugro cancel JOB (a job), ugro node rm NODE"),
+        ("restart", "ugro retry JOB; the agent: ugro agent restart"),
+        ("undrain", "ugro node resume NODE"),
         ("setup", "ugro init (your SSH hosts), ugro node setup"),
         ("statsu", "did you mean: ugro status?"),
     ],
@@ -61,6 +68,8 @@ def test_a_command_of_another_tool_leads_to_the_right_one(ugro: Ugro, word: str,
         (("run", "--gpus", "2", "--", "true"), "--gpus-per-node"),
         (("run", "--node", "n1", "--", "true"), "--only"),
         (("run", "--memroy", "1GB", "--", "true"), "--memory"),
+        (("launch", "-N", "2", "bin.py"), "--nodes"),
+        (("run", "-c", "2", "--", "true"), "--cpus"),
     ],
 )
 def test_an_option_that_there_is_not_leads_to_the_one_that_is_meant(
@@ -71,6 +80,15 @@ def test_an_option_that_there_is_not_leads_to_the_one_that_is_meant(
     assert f"hint:  did you mean {meant}?\n" in refused.stderr
 
 
+def test_a_command_on_several_nodes_leads_to_launch_and_an_unlike_option_to_the_help(ugro: Ugro) -> None:
+    for name in ("--nodes", "--nnodes", "-N"):
+        refused = ugro("run", name, "2", "--", "true")
+        assert (refused.returncode, f"error: {name}: a command runs on one node\n" in refused.stderr) == (2, True)
+        assert "hint:  a script on several nodes: ugro launch train.py --nodes 3\n" in refused.stderr
+    refused = ugro("launch", "--partition", "x", "bin.py")
+    assert refused.stderr == "error: no such option: --partition\nhint:  see: ugro launch --help\n"
+
+
 @pytest.mark.parametrize(
     ("words", "meant"),
     [
@@ -78,6 +96,14 @@ def test_an_option_that_there_is_not_leads_to_the_one_that_is_meant(
         (("launch", "bin.py", "--node=2"), "--nodes"),
         (("launch", "bin.py", "--gpus", "2"), "--gpus-per-node"),
         (("launch", "bin.py", "--dryrun"), "--dry-run"),
+        (("launch", "bin.py", "--NODES", "3"), "--nodes"),
+        (("launch", "bin.py", "-nodes", "3"), "--nodes"),
+        (("launch", "bin.py", "\u2014nodes=3"), "--nodes"),
+        (("launch", "bin.py", "-N", "3"), "--nodes"),
+        (("launch", "parses.py", "-n", "3"), "--nodes"),
+        (("launch", "bin.py", "--ndoe", "3"), "--nodes"),
+        (("launch", "bin.py", "--jsno"), "--json"),
+        (("launch", "bin.py", "--retry", "3"), "--retries"),
         (("plan", "bin.py", "--ndoes", "3"), "--nodes"),
         (("sweep", "bin.py", "--lr", "1,2", "--trails", "3"), "--trials"),
     ],
@@ -87,7 +113,7 @@ def test_a_misspelt_option_behind_a_script_that_cannot_know_it_is_refused(
 ) -> None:
     refused = ugro(*words)
     assert (refused.returncode, refused.stdout) == (2, "")
-    assert f"no option of bin.py, and none of ugro {words[0]}" in refused.stderr
+    assert f"no option of {words[1]}, and none of ugro {words[0]}" in refused.stderr
     assert f"did you mean {meant}?" in refused.stderr
     assert "put it behind a --: ugro " in refused.stderr
 
@@ -101,7 +127,8 @@ def test_an_option_that_the_script_may_know_is_passed_to_it(ugro: Ugro) -> None:
         assert passed.returncode == 0, passed.stderr
         assert said in passed.stderr
         assert f"{words[0]} {words[1]} 3" in passed.stdout
-    for quiet in (("parses.py", "--node", "3"), ("bin.py", "--", "--ndoes", "3"), ("bin.py", "--epochs", "3")):
+    for quiet in (("parses.py", "--node", "3"), ("bin.py", "--", "--ndoes", "3"), ("bin.py", "--epochs", "3"),
+                  ("bin.py", "-lr", "3"), ("bin.py", "-3"), ("bin.py", "-"), ("any.py", "-n", "3")):  # fmt: skip
         passed = ugro("launch", *quiet, "--dry-run")
         assert passed.returncode == 0, passed.stderr
         assert "is passed to" not in passed.stderr
@@ -113,6 +140,9 @@ def test_a_script_on_one_of_several_nodes_is_said_and_all_are_taken_if_asked(ugr
     (ugro.home / "cwd" / "job.yaml").write_text("script: any.py\nresources: {nodes: all}\n")
     for words in (("any.py", "--nodes", "all"), ("any.py", "--nodes", "1"), ("any.py", "--only", "n2")):
         assert "1 of 3 nodes" not in ugro("launch", *words, "--dry-run").stderr, words
+    for text, is_said in {"": True, "# nodes: 1": True, "resources: {nodes: 1}": False}.items():
+        (ugro.home / "cwd" / "one.yaml").write_text(f"script: any.py\n{text}\n")
+        assert ("1 of 3 nodes" in ugro("launch", "-f", "one.yaml", "--dry-run").stderr) == is_said, text
     for asked in ("any.py --nodes all", "-f job.yaml"):
         planned = json.loads(ugro("launch", *asked.split(), "--dry-run", "--json").stdout)
         assert [share["node"] for share in planned["placement"]["shares"]] == ["n1", "n2", "n3"]

@@ -84,10 +84,17 @@ def test_a_script_outside_of_the_current_folder_is_sent_with_its_own(ugro: Ugro,
         done = ugro(*words, "7")
         assert (done.returncode, done.stdout) == (0, "mine 7\n"), done.stderr
     assert f"the code is {project}, the folder of {project}/bin.py" in done.stderr
+    for line in (f"sweep {named} --lr 1,2 --dry-run", f"plan {named}"):
+        assert f"note: the code is {project}, the folder of {named}; not this one" in ugro(*line.split()).stderr, line
     by_file = ugro("launch", "-f", "job.yaml", "--nodes", "2", "--dry-run")
     assert f"code     {project}: 4 files" in by_file.stdout, by_file.stderr
     refused = ugro("launch", named, "--workdir", ".")
     assert (refused.returncode, "is not in " in refused.stderr) == (2, True), refused.stderr
+    for text in (f"A=1 python3 {named} 8", f"python3 {named} 8 | cat"):
+        (here / "text.yaml").write_text(f"command: {text}\n")
+        done = ugro("launch", "-f", "text.yaml")
+        expected = (2, "", True) if "|" in text else (0, "mine 8\n", False)
+        assert (done.returncode, done.stdout, f"{named} is not in {here}" in done.stderr) == expected, done.stderr
     (here / "large").unlink()
     refused = ugro("launch", "--dry-run", "../none.py")
     assert (refused.returncode, "no such file" in refused.stderr) == (2, True), refused.stderr

@@ -9,7 +9,7 @@ import pytest
 
 from tests.integration.sharing import commands
 from ugro.client.client import Client
-from ugro.core.errors import ConfigError
+from ugro.core.errors import ConfigError, Unsatisfiable
 from ugro.core.job import JobState
 
 
@@ -51,3 +51,11 @@ def test_an_error_is_in_the_terms_of_python(client: Client) -> None:
         client.jobs.submit(script="a.py", resources={"node": 2})  # type: ignore[typeddict-unknown-key]
     with pytest.raises(ConfigError, match=r"^nodes: expected"):
         client.jobs.submit_many([{"command": ["true"], "nodes": "two"}])
+    with pytest.raises(Unsatisfiable) as unfit:
+        client.jobs.submit(command=["true"], resources={"cpus": 100_000})
+    assert unfit.value.hint is not None
+    assert unfit.value.hint.startswith("with resources.cpus ")
+    with pytest.raises(Unsatisfiable) as unfit:
+        client.jobs.submit_many([{"command": ["true"], "cpus": 100_000}])
+    assert unfit.value.hint is not None
+    assert unfit.value.hint.startswith("with resources.cpus ")

@@ -83,7 +83,7 @@ def test_a_killed_rank_costs_an_epoch_at_most_and_nothing_of_the_result(ugro: Ug
 
 def _rank(job: str, rank: int) -> int:
     ours = set(processes_with_variable("UGRO_JOB", [job])) & set(processes_with_variable("RANK", [str(rank)]))
-    (pid,) = (pid for pid in ours if str(_SCRIPT) in Path(f"/proc/{pid}/cmdline").read_text())
+    (pid,) = (pid for pid in ours if _SCRIPT.name in Path(f"/proc/{pid}/cmdline").read_text())
     return pid
 
 

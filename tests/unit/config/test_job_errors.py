@@ -57,6 +57,10 @@ def test_no_message_shows_the_value_of_a_variable() -> None:
     [
         ("script: a.py\nresorces: {}\n", "job.yaml:2: resorces: unknown key", "did you mean resources?"),
         ("script: a.py\nzzz: 1\n", "job.yaml:2: zzz: unknown key", "the keys of this map are name, command"),
+        ("script: a.py\nnodes: 2\n", "job.yaml:2: nodes: unknown key", "did you mean resources: {nodes: …}?"),
+        ("script: a.py\nretries: 2\n", "job.yaml:2: retries: unknown key", "did you mean retry: {max: …}?"),
+        ("script: a.py\ngpus: 2\n", "job.yaml:2: gpus: unknown key", "did you mean resources: {gpus_per_node: …}?"),
+        ("script: a.py\nresources: {gpus: 2}\n", "job.yaml:2: resources.gpus: unknown", "did you mean gpus_per_node?"),
         (
             "script: a.py\nresources:\n  nodes: 1\n  gpu_per_node: 2\n",
             "job.yaml:4: resources.gpu_per_node: unknown key",

@@ -15,6 +15,7 @@ from tests.rig.job_files import by_name, load
 from ugro.client import job_keys
 from ugro.client.jobs import Jobs
 from ugro.config.job.file import draft_job
+from ugro.config.job.options import in_keys
 from ugro.config.job.schema import JobSection
 from ugro.config.section import Section
 from ugro.core.errors import ConfigError, UgroError, UsageError
@@ -99,12 +100,19 @@ def test_keywords_override_a_mapping_and_a_file_key_by_key(tmp_path: Path) -> No
     [
         ({"comand": ["true"]}, "comand: unknown key\ndid you mean command?"),
         ({"script": "a.py", "resources": {"node": 2}}, "resources.node: unknown key\ndid you mean nodes?"),
-        ({"script": "a.py", "resources": {"nodes": "two"}}, "resources.nodes: expected a number of nodes"),
+        (
+            {"script": "a.py", "resources": {"nodes": "two"}},
+            "resources.nodes: expected a number of nodes such as 3, a range such as 2..4, or all, got \"two\"\n"
+            "for example: resources={'nodes': '2..4'}",
+        ),
         ({"script": "a.py", "nodes": "two"}, "nodes: expected a number of nodes"),
         ({"script": "a.py", "resources": 2}, "resources: expected a map of keys to values, got 2"),
         ({"script": "a.py", "resources": {"gpu": {"memori": 1}}}, "resources.gpu.memori: unknown key"),
         ({"command": ["a", 3]}, "command[1]: expected words as texts"),
         ({"command": ["a"], "env": {"1A": ""}}, "env: expected names of letters"),
+        ({"command": ["a"], "env": {"A": 1}}, "env['A']: expected a text\nfor example: env={'HF_HOME'"),
+        ({"script": "a.py", "gpus": 1}, "gpus: unknown key\ndid you mean gpus_per_node?"),
+        ({"script": "a.py", "resources": {"gpus": 1}}, "resources.gpus: unknown key\ndid you mean gpus_per_node?"),
         ({"command": ["a"], "env": ["A=1", 3]}, "env: expected a map of names to texts\nfor example: env={'HF_HOME'"),
         ({"command": ["a"], "time_limit": "soon"}, "time_limit: expected a duration"),
         ({"command": ["a"], "retry": {"max": -1}}, "retry.max: expected a whole number"),
@@ -126,6 +134,11 @@ def test_what_is_no_job_and_values_that_cannot_be_sent_are_clear_errors() -> Non
         body_of(script="a.py", args=["a", object()])
     sent = body_of(script=Path("a.py"), args=("a", 3.5), folders={"model": Path("/models/a")})["fields"]
     assert sent == {"script": "a.py", "args": ["a", 3.5], "folders": {"model": "/models/a"}}
+
+
+def test_what_a_hint_says_of_options_is_said_of_keys() -> None:
+    said = "--min-ranks 2 at most, or with --gpus-per-node 1 -- and --unknown x"
+    assert in_keys(said) == "elastic.min_ranks 2 at most, or with resources.gpus_per_node 1 -- and --unknown x"
 
 
 def test_the_command_line_s_options_keep_their_names() -> None:

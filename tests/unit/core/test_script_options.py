@@ -42,3 +42,11 @@ def test_what_a_script_says_of_an_option(source: str, found: Knows) -> None:
 def test_dashes_and_underscores_are_alike() -> None:
     assert knows("p.add_argument('--batch_size')", "--batch-size") is Knows.YES
     assert knows("def main(batch_size): ...", "--batch-size") is Knows.MAYBE
+
+
+def test_an_option_with_one_dash_is_there_as_it_is_or_may_be() -> None:
+    for option in ("-n", "-nodes"):
+        assert knows(ARGPARSE, option) is Knows.NO
+        assert knows(ARGPARSE.replace("'--lr'", f"'{option}', '--lr'"), option) is Knows.YES
+        assert knows("import sys\nprint(sys.argv)", option) is Knows.MAYBE
+    assert knows(ARGPARSE + "'x -n 3'", "-n") is Knows.NO

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import difflib
 import time
-from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -22,7 +23,8 @@ from ugro.agent.support.caller import caller, sees, viewer
 from ugro.agent.support.change_signal import ChangeSignal
 from ugro.agent.support.crashpoint import point
 from ugro.agent.tracking.scheduler_input import SchedulerInput
-from ugro.core.errors import NotAllowed, NotFound, UsageError
+from ugro.config.job.options import in_keys
+from ugro.core.errors import NotAllowed, NotFound, UgroError, UsageError
 from ugro.core.event import Event
 from ugro.core.job import HOLDING_STATES, WAITING_STATES, After, Attempt, Ending, Job, JobSpec, JobState, Placement
 from ugro.core.plan import DryRun
@@ -93,9 +95,10 @@ class JobService:
     async def _asked(self, submit: Submit, taken: Taken | None = None) -> JobSpec | Needs:
         """The job, after all that can be checked before it is queued: for a submission and for a dry run."""
         self._engine.safe_mode.check("and takes no jobs")
-        spec = await self._submitting.spec(submit, taken)
-        if not isinstance(spec, Needs):
-            await self._check([(spec, submit.user)])
+        with _in_terms_of(submit):
+            spec = await self._submitting.spec(submit, taken)
+            if not isinstance(spec, Needs):
+                await self._check([(spec, submit.user)])
         return spec
 
     async def environment(self, submit: Submit) -> EnvRequest | Needs | None:
@@ -108,14 +111,15 @@ class JobService:
         taken: Taken = {}
         asked: list[JobSpec | Needs] = []
         began_s = 0.0
-        for submit in submits:
-            if time.monotonic() - began_s > _AT_ONCE_S:  # ten thousand, or a few hundred large ones, take seconds
-                await asyncio.sleep(0)
-                began_s = time.monotonic()
-            asked.append(await self._submitting.spec(replace(submit, env=submit.env or {}), taken))
-        pairs = [(spec, one.user) for spec, one in zip(asked, submits, strict=True) if not isinstance(spec, Needs)]
-        specs = [await self._submitting.upgraded(spec, user) for spec, user in pairs]
-        await self._check([(spec, submit.user) for spec, submit in zip(specs, submits, strict=True)])
+        with _in_terms_of(*submits):
+            for submit in submits:
+                if time.monotonic() - began_s > _AT_ONCE_S:  # ten thousand, or a few hundred large ones, take seconds
+                    await asyncio.sleep(0)
+                    began_s = time.monotonic()
+                asked.append(await self._submitting.spec(replace(submit, env=submit.env or {}), taken))
+            pairs = [(spec, one.user) for spec, one in zip(asked, submits, strict=True) if not isinstance(spec, Needs)]
+            specs = [await self._submitting.upgraded(spec, user) for spec, user in pairs]
+            await self._check([(spec, submit.user) for spec, submit in zip(specs, submits, strict=True)])
         return await self._put(list(zip(specs, submits, strict=True)))
 
     async def dry_run(self, submit: Submit) -> DryRun | Needs:
@@ -461,6 +465,17 @@ class JobService:
             else:
                 high = middle
         return low
+
+
+@contextlib.contextmanager
+def _in_terms_of(*submits: Submit) -> Iterator[None]:
+    """What to try names keys, and no options, where jobs were given by keys."""
+    try:
+        yield
+    except UgroError as error:
+        if error.hint is not None and not all(one.as_options for one in submits):
+            error.hint = in_keys(error.hint)
+        raise
 
 
 def _again(old: Job, user: str, puts_back: bool | None) -> JobSpec:

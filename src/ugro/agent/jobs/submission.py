@@ -41,7 +41,7 @@ from ugro.core.job import ALL_NODES, After, Imports, Job, JobSpec, Launcher, Pla
 from ugro.core.node import NodeSpec
 from ugro.core.planning import DeviceNeed, Prediction
 from ugro.core.python_env import EnvRequest
-from ugro.core.support.own_script import OwnScript, Words, own_script
+from ugro.core.support.own_script import OwnScript, Words, expect_no_script_elsewhere, own_script, with_script, words_of
 from ugro.policy.elastic.forming import lack_of_ranks
 from ugro.store.database import Store
 from ugro.store.submissions import About
@@ -322,14 +322,19 @@ class SubmissionReader:
     async def _place_script(self, draft: Draft, submit: Submit) -> _Called:
         """Finds its script, and notes in the draft which folder is sent with one outside of the current folder."""
         section, offer, sync = draft.section, remote_client(), self._cluster.config.sync
+        command = section.command
         words = Words(
-            section.command or (str(section.script), *section.args),
-            is_command=section.command is not None,
+            words_of(command) if command is not None else (str(section.script), *section.args),
+            is_command=command is not None,
             is_workdir_given=section.workdir is not None,
             follows_links=sync.outside_links == Links.FOLLOW,
         )
         here = str(submit.here / draft.workdir)
-        if self._code is None or not section.sync or section.cwd is not None or words.at is None:
+        if self._code is None or not section.sync or section.cwd is not None:
+            return _Called()
+        if words.at is None:
+            if command is not None and offer is None and may_read_files():
+                await asyncio.to_thread(expect_no_script_elsewhere, here, command)
             return _Called()
         if offer is not None:
             found = _offered_script(offer, here, words) if words.names_elsewhere else None
@@ -438,7 +443,7 @@ class _Called:
     def called_in(self, spec: JobSpec) -> JobSpec:
         if self.script is None:
             return spec
-        return replace(spec, argv=(*spec.argv[: self.at], self.script, *spec.argv[self.at + 1 :]))
+        return replace(spec, argv=with_script(spec.argv, self.at, self.script))
 
 
 def _offered_script(offer: Offer, here: str, words: Words) -> OwnScript | None:

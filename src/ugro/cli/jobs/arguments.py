@@ -11,13 +11,14 @@ from typing import Any
 import click
 
 from ugro.cli import candidates
-from ugro.cli.meant import option_meant
+from ugro.cli.meant import is_option, option_meant
 from ugro.cli.session import Session
 from ugro.core.errors import UsageError
 from ugro.core.support.script_options import Knows, knows
 
 RECIPE_FLAGS = ("--model", "--dataset", "--recipe")
 _MOST_SOURCE_BYTES = 1 << 20
+_SEVERAL_NODES = ("--nodes", "--nnodes", "--num-nodes", "-n", "-N")  # here and in other launchers
 _UNKNOWN_SOURCE = "?"  # no Python: it may know anything
 
 
@@ -62,7 +63,7 @@ def _look_at(ctx: click.Context, script: str, words: Sequence[str], options: Seq
     """Of the script's words, those that look like our own options, misspelt: a note, or UsageError if nobody has it."""
     for word in words:
         name = word.partition("=")[0]
-        if not name.startswith("--") or (meant := option_meant(name, options)) is None:
+        if not is_option(name) or (meant := option_meant(name, options)) is None:
             continue
         found = knows(_source(ctx, script), name)
         if found is Knows.NO:
@@ -72,7 +73,8 @@ def _look_at(ctx: click.Context, script: str, words: Sequence[str], options: Seq
                 f"{ctx.command_path} {shlex.quote(script)} -- {shlex.quote(word)}",
             )
         session = ctx.find_object(Session)
-        if found is Knows.MAYBE and session is not None:
+        is_letter = len(name) == 2  # most scripts have some
+        if found is Knows.MAYBE and session is not None and not is_letter:
             session.output.note(f"note: {name} is passed to {script}; if you meant ugro's own option: {meant}")
 
 
@@ -120,7 +122,13 @@ class RunCommand(click.Command):
         session = ctx.find_object(Session)
         if session is not None and ctx.parent is not None and not ctx.resilient_parsing:
             session.output.is_json = bool(ctx.parent.params.get("as_json"))
-        return super().parse_args(ctx, args)
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            if error.option_name not in _SEVERAL_NODES:
+                raise
+            hint = "a script on several nodes: ugro launch train.py --nodes 3"
+            raise UsageError(f"{error.option_name}: a command runs on one node", hint=hint) from error
 
 
 def divide(words: Sequence[str], options: dict[str, bool]) -> tuple[list[str], str | None, list[str]]:

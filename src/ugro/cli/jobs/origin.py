@@ -1,16 +1,38 @@
-"""The git commit and branch of submitted code; None without git."""
+"""Where submitted code comes from: its folder, and its git commit and branch."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+from ugro.cli.output import Output
 from ugro.core.environment import Origin
+from ugro.core.support.own_script import Words, own_script, words_of
 
 _TIMEOUT_S = 3.0
 
 
+def code_folder(output: Output, file: Path | None, fields: Mapping[str, Any]) -> Path:
+    """The folder of the code that is sent, as far as the command line says. Says so if it is not the current one."""
+    if fields.get("workdir"):
+        return Path(os.path.expanduser(fields["workdir"]))
+    has_none = not (fields.get("command") or fields.get("script")) or fields.get("cwd") or fields.get("sync") is False
+    if file is not None or has_none:
+        return file.parent if file is not None else Path()
+    is_command = "command" in fields
+    named = words_of(fields["command"]) if is_command else (fields["script"], *(fields.get("args") or ()))
+    words = Words(named, is_command=is_command)
+    found = own_script(os.getcwd(), words) if words.names_elsewhere else None
+    if found is None or found.folder == os.getcwd():
+        return Path()
+    output.note(f"note: the code is {found.folder}, the folder of {named[words.at or 0]}; not this one")
+    return Path(found.folder)
+
+
 def origin_of(folder: Path) -> Origin | None:
+    """None without git."""
     here = folder.absolute()
     if not any(os.path.lexists(place / ".git") for place in (here, *here.parents)):
         return None

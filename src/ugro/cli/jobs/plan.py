@@ -11,6 +11,7 @@ import click
 
 from ugro.cli.jobs.arguments import LaunchCommand
 from ugro.cli.jobs.options import job_options
+from ugro.cli.jobs.origin import code_folder
 from ugro.cli.node_number import NodeNumber
 from ugro.cli.session import Session, json_option, pass_session
 from ugro.core.errors import Interrupted, UsageError
@@ -73,6 +74,7 @@ def plan(ctx: click.Context, session: Session, /, file: Path | None, is_all: boo
         problem = "a script or a job file is needed" if file is None else "give a script or a job file, not both"
         raise UsageError(problem, hint="ugro plan train.py --nodes 3, or: ugro plan -f job.yaml")
     given = {**fields, "script": script, "args": ctx.meta["args"]}
+    code_folder(session.output, file, given)
     found = _planned(session, session.client(uses_nodes=True), file, _wish(given))
     if session.output.is_json:
         session.output.document({"plan": found, "command": _command(ctx, found)})

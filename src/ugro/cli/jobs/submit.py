@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from ugro.cli.jobs.attach import attach
 from ugro.cli.jobs.document import job_document
 from ugro.cli.jobs.folders import read_folders
 from ugro.cli.jobs.options import job_options, recipe_options
-from ugro.cli.jobs.origin import origin_of
+from ugro.cli.jobs.origin import code_folder, origin_of
 from ugro.cli.jobs.plan import BEST, best_nodes
 from ugro.cli.jobs.recipe import apply_recipe
 from ugro.cli.jobs.stdin import check_input
@@ -25,8 +25,8 @@ from ugro.client.client import Client
 from ugro.core.errors import UsageError
 from ugro.core.job import Job, JobSpec, Launcher
 from ugro.core.planning import MOST_NODES
-from ugro.core.support.own_script import Words, own_script
 
+_NODES = re.compile(r"^[^#\n]*\bnodes[\"']?\s*:", re.MULTILINE)
 _ONE_PROCESS = ("nodes", "launcher", "balance", "train_sync")  # options that a single process has no use for
 
 
@@ -120,7 +120,7 @@ def _submit(
         raise UsageError("--max-nodes is for --nodes best", hint=f"without a plan: --nodes 1..{most}")
     if given.get("nodes") == BEST:
         given = best_nodes(session, file, given, most, force=force)
-    code = _code_folder(session, file, given)
+    code = code_folder(session.output, file, given)
     check_input(session.output, given.get("command") or given.get("args") or ())
     if dry_run:
         return _dry_run(session, file, given, force=force)
@@ -132,7 +132,7 @@ def _submit(
         read_folders(session.output, client, file, given)
         under_way.client = client
         job = under_way.job = client.jobs.submit(file, options=given, force=force, origin=origin, key=under_way.key)
-        _say_of_others(session, job.spec, given)
+        _say_of_others(session, file, job.spec, given)
         return _submitted(session, client, job, detach=detach)
     except KeyboardInterrupt:
         raise under_way.interrupted() from None
@@ -145,24 +145,9 @@ def _dry_run(session: Session, file: Path | None, fields: dict[str, Any], *, for
     read_folders(session.output, client, file, fields)
     found = client.jobs.dry_run(file, options=fields, force=force)
     show_dry_run(session.output, found)
-    _say_of_others(session, found.spec, fields)
+    _say_of_others(session, file, found.spec, fields)
     _advise(session, client, found.spec, found.placement.node_names if found.placement else ())
     return 0
-
-
-def _code_folder(session: Session, file: Path | None, fields: dict[str, Any]) -> Path:
-    """The folder of the code that is sent, as far as the command line says. Says so if it is not the current one."""
-    if fields.get("workdir"):
-        return Path(os.path.expanduser(fields["workdir"]))
-    if file is not None or fields.get("cwd") or fields.get("sync") is False:
-        return file.parent if file is not None else Path()
-    named = fields.get("command") or (fields["script"], *(fields.get("args") or ()))
-    words = Words(tuple(named), is_command="command" in fields)
-    found = own_script(os.getcwd(), words) if words.names_elsewhere else None
-    if found is None or found.folder == os.getcwd():
-        return Path()
-    session.output.note(f"note: the code is {found.folder}, the folder of {named[words.at or 0]}; not this one")
-    return Path(found.folder)
 
 
 def _submitted(session: Session, client: Client, job: Job, *, detach: bool) -> int:
@@ -180,14 +165,21 @@ def _submitted(session: Session, client: Client, job: Job, *, detach: bool) -> i
     return attach(output, client, job)
 
 
-def _say_of_others(session: Session, spec: JobSpec, given: dict[str, Any]) -> None:
+def _say_of_others(session: Session, file: Path | None, spec: JobSpec, given: dict[str, Any]) -> None:
     """Says that a script uses one of several nodes, if nobody has asked for one."""
     wanted = spec.resources
-    is_asked = "nodes" in given or wanted.only or wanted.labels or wanted.any_of
+    is_asked = "nodes" in given or wanted.only or wanted.labels or wanted.any_of or _names_nodes(file)
     if spec.launcher is not Launcher.COMMAND and wanted.max_nodes == 1 and session.nodes > 1 and not is_asked:
         session.output.note(f"note: 1 of {session.nodes} nodes; all: --nodes all")
     if given.get("nodes") == "all" and wanted.max_nodes < session.nodes:
         session.output.note(f"note: {wanted.max_nodes} of {session.nodes} nodes can take it; see: ugro health")
+
+
+def _names_nodes(file: Path | None) -> bool:
+    try:
+        return file is not None and _NODES.search(file.read_text()) is not None
+    except (OSError, ValueError):  # the agent has read it, in a moment when it could be
+        return False
 
 
 def _advise(session: Session, client: Client, spec: JobSpec, nodes: Sequence[str], before: int | None = None) -> None:

@@ -12,6 +12,7 @@ from ugro.cli.jobs.arguments import LaunchCommand
 from ugro.cli.jobs.document import job_document
 from ugro.cli.jobs.folders import read_folders
 from ugro.cli.jobs.options import job_options, recipe_options
+from ugro.cli.jobs.origin import code_folder
 from ugro.cli.jobs.recipe import apply_recipe
 from ugro.cli.session import Session, StartGroup, json_option, pass_session
 from ugro.cli.sweep.plan import show_plan
@@ -115,6 +116,7 @@ def start(ctx: click.Context, session: Session, /, file: Path | None, **fields: 
     is_dry, detach = fields.pop("dry_run"), fields.pop("detach")
     wish = _wish({**fields, "script": script, "args": ctx.meta["args"]})
     client = session.client(uses_nodes=True)
+    code_folder(session.output, file, wish.fields)
     session.output.progress("reading the code")
     if is_dry:
         show_plan(session.output, client.sweeps.plan(file, wish))

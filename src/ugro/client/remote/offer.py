@@ -19,7 +19,7 @@ from typing import Any
 from ugro.client.remote.trees import Trees
 from ugro.core.code import EXCLUDED
 from ugro.core.errors import NotAllowed, UgroError, Wanted
-from ugro.core.support.own_script import Words, is_script, own_script, place_of
+from ugro.core.support.own_script import Words, is_script, own_script, place_of, words_of
 from ugro.core.support.state_dir import StateDir
 
 _MOST_TEXT = 1 << 20
@@ -56,8 +56,9 @@ class Offer:
             if text not in self.made:
                 self._note(key, text)
         for one in _maps(self.body):
-            if isinstance(command := one.get("command"), list) and command and (at := place_of(command)) is not None:
-                self._scripts.add(str(command[at]))
+            if isinstance(command := one.get("command"), list) and command:
+                words = words_of(list(map(str, command)))
+                self._scripts |= {words[at] for at in [place_of(words)] if at is not None}
 
     def _note(self, key: str, text: str) -> None:
         """What a text of the command names."""

@@ -6,11 +6,12 @@ An option is named by its key, or as the schema says; ``script``, ``command`` an
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ugro.config.job.bounds import USE_A_FILE
 from ugro.config.job.kinds import FolderMap
+from ugro.config.job.resources import GPUS
 from ugro.config.job.schema import JobSection
 from ugro.config.kinds import BadValueError, Bool, Environment, ListOf, OrNull
 from ugro.config.problems import KeyPath, dotted, nearest
@@ -64,6 +65,15 @@ class Option:
 
 def flag_of(name: str) -> str:
     return name.upper() if name in POSITIONAL else f"--{printable(name).replace('_', '-')}"
+
+
+def in_keys(text: str) -> str:
+    """A text about options, with their keys instead."""
+    return re.sub(r"--([a-z]+(?:-[a-z]+)*)", lambda found: _key_of(found[1].replace("-", "_")) or found[0], text)
+
+
+def _key_of(name: str) -> str | None:
+    return dotted(OPTIONS[name].path) if name in OPTIONS else None
 
 
 def _options(section: type[Section], base: KeyPath = ()) -> Iterator[Option]:
@@ -122,7 +132,7 @@ def _unknown(name: str, *, as_options: bool) -> ConfigError:
         hint = f"did you mean {flag_of(near)}?" if near else f"the options are {', '.join(map(flag_of, OPTIONS))}"
         return ConfigError(f"{flag_of(name)}: unknown option", hint=hint)
     keys = JobSection.known_keys()
-    near = nearest(name, dict.fromkeys((*keys, *OPTIONS)))
+    near = "gpus_per_node" if name in GPUS else nearest(name, dict.fromkeys((*keys, *OPTIONS)))
     return ConfigError(
         f"{printable(name)}: unknown key", hint=f"did you mean {near}?" if near else f"the keys are {', '.join(keys)}"
     )
@@ -205,14 +215,20 @@ def _add_named(given: Given, option: Option, value: object, named: str) -> None:
         try:
             option.key.kind.parse({name: text})
         except BadValueError as error:
-            raise ConfigError(f"{named}: {error.message}", hint=hint) from error
+            at = "" if is_option else "".join(f"[{place!r}]" for place in error.at)
+            raise ConfigError(f"{named}{at}: {error.message}", hint=hint) from error
         given.add((*option.path, name), text, f"{named} {name}" if is_option else f"{named}[{name!r}]")
 
 
 def _example(option: Option, named: str) -> str:
     example = option.key.example
     if named != option.flag:
-        return f"for example: {named}={example!r}"
+        first, *inner = named.split(".")
+        return f"for example: {first}={_nested(inner, example)!r}"
     first = example[0] if isinstance(example, list | tuple) and example else example
     text = first if isinstance(first, str) else flow(first)
     return f"for example: {text}" if option.name in POSITIONAL else f"for example: {option.flag} {text}"
+
+
+def _nested(keys: Sequence[str], value: object) -> object:
+    return {keys[0]: _nested(keys[1:], value)} if keys else value

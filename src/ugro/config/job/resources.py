@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
 from typing import Self
 
 from ugro.config.job.kinds import NodeCount, Range
@@ -16,6 +17,7 @@ _NODES = ListOf("a list of nodes such as [gpu1, gpu2]", Text("a node's name", is
 _MODELS = ListOf(
     "a model such as RTX4090, or a list of them", Text("a model's name", is_line, metavar="WORD"), may_be_single=True
 )
+GPUS = ("gpus", "num_gpus", "ngpus")  # what some call gpus_per_node
 
 
 @section
@@ -41,6 +43,8 @@ class GpuSection(Section):
 @section
 class AlternativeSection(Section):
     """What the job needs on each node."""
+
+    elsewhere = MappingProxyType(dict.fromkeys(GPUS, "did you mean gpus_per_node?"))
 
     nodes: Range = key(
         Range(1, 1),

@@ -13,7 +13,7 @@ from typing import Self
 
 from ugro.config.job.elastic import ElasticSection
 from ugro.config.job.kinds import Arguments, CheckpointRule, Command, FailureCause, FolderMap, JobReference, Signal
-from ugro.config.job.resources import AlternativeSection, ResourcesSection
+from ugro.config.job.resources import GPUS, AlternativeSection, ResourcesSection
 from ugro.config.kinds import (
     DAY_S,
     BadValueError,
@@ -404,8 +404,19 @@ class JobSection(Section):
             hint = "it is for a script that uses ugro.train, started by ddp"
             raise BadValueError("only a training can go on with fewer ranks", hint=hint, at=("elastic", "min_ranks"))
         if self.elastic.min_ranks is not None and self.train_sync == SyncMode.LOCAL:
-            hint = "leave out elastic.min_ranks (--min-ranks), or train_sync"
+            hint = "leave out elastic.min_ranks, or train_sync"
             raise BadValueError("an elastic job cannot train with local SGD", hint=hint, at=("train_sync",))
+
+    @classmethod
+    def unknown(cls, name: str) -> BadValueError:
+        """Many look for a key of an inner map here."""
+        for outer, inner in cls.sections().items():
+            for inner_name, declared in inner.known_keys().items():
+                names = (inner_name, declared.option or inner_name, *(GPUS if inner_name == "gpus_per_node" else ()))
+                if name in names and declared.section is None:
+                    hint = f"did you mean {outer}: {{{inner_name}: …}}?"
+                    return BadValueError("unknown key", hint=hint, at=(name,))
+        return super().unknown(name)
 
     def _check_command(self) -> None:
         if self.command is None:

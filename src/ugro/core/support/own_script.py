@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -16,6 +17,10 @@ from ugro.core.errors import ConfigError
 _INTERPRETER = re.compile(r"(?:python|pypy)[0-9.]*|(?:ba|da|k|z)?sh")
 _WITH_VALUE = frozenset({"-W", "-X", "-o", "--check-hash-based-pycs"})
 _ENDINGS = (".py", ".sh", ".R", ".jl")
+_SHELL = re.compile(r"(?:ba|da|k|z)?sh")
+_FLAG = re.compile(r"-[a-z]+")
+_PLAIN = re.compile(r"[\w@%+=:,./~ -]+")  # a shell only divides it into words
+_WORDS = re.compile(r"[^\s'\"`();&|<>$=]+")
 # What is there belongs to the machine: nodes have their own.
 _SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc", "/proc", "/sys", "/dev")
 
@@ -41,8 +46,9 @@ class Words:
         return place_of(self.argv) if self.is_command else None if self.argv[0].startswith("-") else 0
 
     def called(self, script: str) -> str:
-        """A program is looked for in the folder only if its name has a slash."""
-        return f"./{script}" if self.is_command and self.at == 0 else script
+        """A program is looked for in the folder only if its name has a slash; `nice` and `env` start programs, too."""
+        is_read = any(_INTERPRETER.fullmatch(os.path.basename(word)) for word in self.argv[: self.at])
+        return f"./{script}" if self.is_command and not is_read else script
 
     @property
     def names_elsewhere(self) -> bool:
@@ -65,6 +71,40 @@ def place_of(command: Sequence[str]) -> int | None:
             elif not word.startswith("-"):
                 return at
     return next((at for at, word in words if is_script(word)), None)
+
+
+def words_of(command: Sequence[str]) -> tuple[str, ...]:
+    """Those of a text for a shell if it is one plain command; else those of the command itself."""
+    text = _text_of(command)
+    return tuple(text.split()) if text is not None and _PLAIN.fullmatch(text) else tuple(command)
+
+
+def with_script(command: Sequence[str], at: int, script: str) -> tuple[str, ...]:
+    """The command with another name of its script, which is the word ``at`` of ``words_of`` it."""
+    words = words_of(command)
+    if words == tuple(command):
+        return (*words[:at], script, *words[at + 1 :])
+    return (*command[:-1], " ".join((*words[:at], shlex.quote(script), *words[at + 1 :])))
+
+
+def expect_no_script_elsewhere(here: str, command: Sequence[str]) -> None:
+    """Raises ConfigError for a text that names a script outside of ``here`` by a path that no node can have. Blocks."""
+    text = _text_of(command)
+    if text is None or _PLAIN.fullmatch(text):
+        return
+    words = _WORDS.findall(text)
+    if "cd" in words or "pushd" in words:
+        return
+    root = os.path.realpath(here)
+    for word in words:
+        real = os.path.realpath(os.path.join(here, word))
+        is_outside = word.startswith("..") and is_script(word) and not _is_within(real, [root])
+        if is_outside and os.path.isfile(real):
+            raise ConfigError(
+                f"{word} is not in {here}, the folder that is sent",
+                hint=f"name the folder of both: --workdir {os.path.commonpath([root, real])}, and the script as seen "
+                "from there; if the nodes have it: --cwd DIR",
+            )
 
 
 def own_script(here: str, words: Words) -> OwnScript | None:
@@ -97,21 +137,28 @@ def own_script(here: str, words: Words) -> OwnScript | None:
 
 
 def _expect_no_other_files(here: str, found: OwnScript, args: Sequence[str]) -> None:
-    """Files of the current folder would not be sent with another one."""
+    """Files of the current folder would not be sent with another one, or would be elsewhere there."""
     for word in args:
         for name in {word, word.partition("=")[2]} - {""}:
             is_own = not name.startswith(("/", "~", "-")) and os.path.isfile(os.path.join(here, name))
-            if is_own and not os.path.lexists(os.path.join(found.folder, name)):
+            is_below = not os.path.normpath(name).startswith("..")
+            if is_own and not (is_below and os.path.lexists(os.path.join(found.folder, name))):
                 raise ConfigError(
-                    f"{name} would not be sent: {found.script} is in {found.folder}, and that folder is sent",
+                    f"{name} would not be there: {found.script} is in {found.folder}, and that folder is sent",
                     hint=f"name it by its whole path if the nodes have it; or put both into one folder; or send "
-                    f"only that of the script: cd {found.folder} first",
+                    f"only that of the script, and name it as seen from there: cd {found.folder} first",
                 )
 
 
 def is_script(word: str) -> bool:
     """Whether a word alone says that it names a script."""
     return word.endswith(_ENDINGS) and not word.startswith("-")
+
+
+def _text_of(command: Sequence[str]) -> str | None:
+    program, *flags = command[:-1] or [""]  # such as bash -e -c TEXT, bash -lc TEXT
+    is_text = _SHELL.fullmatch(os.path.basename(program)) and all(_FLAG.fullmatch(one) for one in flags)
+    return command[-1].strip() if is_text and flags and flags[-1].endswith("c") else None
 
 
 def _is_elsewhere(word: str) -> bool:

@@ -23,10 +23,14 @@ class Knows(Enum):
 
 
 def knows(source: str, option: str) -> Knows:
-    """``option``: such as ``--lr``, of which the source may also have a longer one: argparse takes a beginning."""
+    """``option``: such as ``--lr``, of which the source may also have a longer one: argparse takes a beginning.
+
+    One with a single dash, such as ``-n``, has to be there as it is.
+    """
     word = option.removeprefix("--")
     forms = {word, word.replace("-", "_"), word.replace("_", "-")}
-    if any(f"--{form}" in source for form in forms):
+    is_short = word == option
+    if any((f"{mark}{form}{mark}" if is_short else f"--{form}") in source for form in forms for mark in "'\""):
         return Knows.YES
     try:
         nodes = list(ast.walk(ast.parse(source)))
