@@ -97,6 +97,8 @@ class Stepping:
 
     def fetched(self, slice_: Slice, handed: Handed | None = None) -> None:
         self.slice, self.handed = slice_, handed
+        if handed is not None and self.weighs_ranks and not self.is_dummy:
+            handed.expect_complete()
         if self._fetching_since is not None:
             self._fetched, self._fetching_since = (self._fetching_since, self.now()), None
         self._fetched_at = self.now()
@@ -126,6 +128,11 @@ class Stepping:
     @property
     def is_lockstep(self) -> bool:
         return self.way is not None and self.way.is_lockstep
+
+    @property
+    def weighs_ranks(self) -> bool:
+        """Gradients of several shares are added up in each step."""
+        return len(set(self.units)) > 1
 
     @property
     def units(self) -> tuple[int, ...]:
