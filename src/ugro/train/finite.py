@@ -19,7 +19,7 @@ from ugro.train.clock import Clock, Moments
 from ugro.train.notices import Notices
 
 _HINT = "torch.autograd.set_detect_anomaly(True) finds where; nan: skip leaves such updates out, nan: ignore goes on"
-_EVERY_RANK = "every rank"
+EVERY_RANK = "every rank"
 
 
 class NotFinite(UgroError):
@@ -88,7 +88,7 @@ class Finite:
         """All ranks have the same incidents of a step. Raises NotFinite if the run ends."""
         known = sorted(incidents, key=lambda one: one.what is not Wrong.LOSS)
         if len(known) == ranks > 1 and known[0].what is not Wrong.LOSS:  # which of them it was cannot be told
-            known = [Incident(_EVERY_RANK, known[0].step, known[0].what, known[0].is_harmless)]
+            known = [Incident(EVERY_RANK, known[0].step, known[0].what, known[0].is_harmless)]
         self.response = nan.response(self.choice, known, self.response.in_a_row)
         if self.response.stops is not None:
             raise NotFinite(self.response.stops)

@@ -67,6 +67,8 @@ class Stepping:
         self.rewrap: Rewrap | None = None
         self.exchanges_apart = False  # gradients, by themselves after the backward pass
         self.compression: Observer | None = None  # of gradients
+        self.is_lossy = False  # what exchanges gradients may change them, also into what is not finite
+        self.is_backward_foreign = False  # the script, or a library, calls backward in this step
         self.kept: dict[str, Any] = {}  # what the run keeps in checkpoints
         self.begins_with_batch = False  # the script calls run.backward, and we learn of a step when its forward is over
         self.last_weight = 1.0  # of this rank's mean loss in the latest step
@@ -160,7 +162,7 @@ class Stepping:
         moments.waits, self._early_waits = self._early_waits, []
         self._moments = self._history.begin(moments)
         self._sent.clear()
-        self._words, self._has_decided = None, False
+        self._words, self._has_decided, self.is_backward_foreign = None, False, False
         self.finite.response = replace(self.finite.response, skips=False)
         if self.finite.choice is OnNan.SKIP and self._hook is None:
             from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -352,6 +354,7 @@ class Stepping:
 
     def finish(self) -> Verdict:
         """Called once per step on every rank, when all ranks have the same measurements."""
+        self._note_foreign_backward(self._moments)
         moments, self._moments = self._moments, None
         if self.way is not None:
             self.way.expect_unchanged()
@@ -398,10 +401,19 @@ class Stepping:
             Incident(self._called(unit, len(words)), word.wrong_step, word.not_finite, word.is_harmless)
             for unit, word in enumerate(words)
             if word.not_finite is not None
-        ]
+        ] or self._spoilt()
         self.finite.decide(found, len(words))
         if self.finite.response.skips:
             self._leave_out()
+
+    def _spoilt(self) -> list[Incident]:
+        """Gradients that are not finite now, and were: too large for half precision. They are the same on all ranks."""
+        latest = self._history.latest
+        if not self.is_lossy or latest is None or not self.finite.sees_now:
+            return []
+        self.finite.take(latest, self._parameters)
+        wrong = self.finite.wrong(latest)
+        return [] if wrong is None else [Incident(finite.EVERY_RANK, latest.step, *wrong)]
 
     def _leave_out(self) -> None:
         """Also of statistics, such as those of a BatchNorm, which forward has changed already."""
@@ -427,10 +439,16 @@ class Stepping:
         elif self.finite.response.skips:
             self._leave_out()
 
+    def _note_foreign_backward(self, moments: Moments | None) -> None:
+        """Where the model is not in DDP, which would have told."""
+        if self.is_backward_foreign and moments is not None and moments.ready is None:
+            self.backward_done()
+
     def _hear_early(self, moments: Moments) -> None:
+        self._note_foreign_backward(moments)
         if not self.has_reported:
             if moments.ready is None:
-                return  # there was no backward, or another library has called it
+                return  # there was no backward
             self._tell(moments)
         self._words = self._read(self._heard())
         words = of_units(self._words, self.units)
