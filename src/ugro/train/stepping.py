@@ -42,8 +42,11 @@ class Observer(Protocol):
 
 
 class Rewrap(Protocol):
-    def __call__(self, *, is_static: bool = True) -> None:
-        """Wraps the model again: for a group with other members, or after a step that failed in its middle."""
+    def __call__(self, *, is_static: bool = True, agree: bool = False) -> None:
+        """Wraps the model again: for a group with other members, or after a step that failed in its middle.
+
+        ``agree``: on the values of the first rank.
+        """
 
 
 class Stepping:

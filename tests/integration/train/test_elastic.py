@@ -223,6 +223,37 @@ def test_a_state_that_takes_long_to_pack_and_to_take_over_is_waited_for_and_said
         started.end()
 
 
+@pytest.mark.parametrize("lose", ["2:5:THAW", "2:6:KILL"])
+def test_a_rank_is_lost_when_a_layer_thaws(tmp_path: Path, lose: str) -> None:
+    alone = ranks.start([*SCRIPT, "--thaws", "5"], tmp_path / "alone", 1).results()[0]
+    started = _start(tmp_path, "--thaws", "5", "--lose", lose)
+    try:
+        _expect_codes(started, 2, -signal.SIGKILL)
+        for result in _results(tmp_path, {0, 1}):
+            assert _flat(result["weights"]) == pytest.approx(_flat(alone["weights"]), rel=1e-9, abs=1e-12)
+        assert _used(tmp_path) == _everything_once()
+    finally:
+        started.end()
+
+
+def test_a_rank_that_joins_trains_the_layers_that_have_thawed_before(tmp_path: Path) -> None:
+    """Its script begins anew, and comes to none of the places where they thaw."""
+    how = ["--thaws", "5", "--epochs", "60"]
+    alone = ranks.start([*SCRIPT, *how], tmp_path / "alone", 1).results()[0]
+    started = _start(tmp_path, *how, "--pause", "0.002", "--lose", "2:8:KILL")
+    try:
+        started.ranks.processes[2].wait(LIMIT_S)
+        started.start_again(2)
+        assert started.ranks.wait(LIMIT_S) == [0, 0, 0], started.ranks.logs()
+        for result in _results(tmp_path, {0, 1, 2}):
+            assert _flat(result["weights"]) == pytest.approx(_flat(alone["weights"]), rel=1e-9, abs=1e-12)
+            assert (result["ranks"], result["step"]) == (3, 60 * STEPS)
+        told = [change["joined"] for change in _changes(tmp_path)]
+        assert told.count(["rank 2 (node2)"]) == 1
+    finally:
+        started.end()
+
+
 def test_with_fewer_ranks_than_it_needs_the_training_ends(tmp_path: Path) -> None:
     started = _start(tmp_path, "--lose", "1:4:KILL", UGRO_MIN_RANKS="3")
     try:

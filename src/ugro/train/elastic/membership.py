@@ -172,6 +172,14 @@ class Elastic:
         if self.meeting.is_called or self._steps.regroups:
             self._steps.regroups = False
             self._regroup(At.BOUNDARY)
+        if self._group.again is not None and not self._is_current:
+            self._exchange(self._follow)
+
+    def _follow(self) -> list[bytes]:
+        """Layers were frozen or thawed, on all ranks."""
+        if self._steps.way is not None:
+            self._steps.way.follow()
+        return []
 
     def heed(self, scaler: Any) -> None:
         """Before it scales a loss: ranks scale alike, also one that joins, or whose last step was left out."""
@@ -337,7 +345,7 @@ class Elastic:
         group.meet(self.meeting.connected(f"group/{formed.number}"), _FORM_S)
         own = {
             "position": self._position, "joins": self.is_joining, "at": at, "lead": self._trainee.lead(),
-            "stops": self._steps.stops, "must_apply": self._must_apply(at),
+            "stops": self._steps.stops, "must_apply": self._must_apply(at), "is_current": self._is_current,
         }  # fmt: skip
         said = [json.loads(one) for one in group.plain_contents(json.dumps(own).encode())]
         source = max(range(len(said)), key=lambda rank: (-1 if said[rank]["joins"] else said[rank]["position"], -rank))
@@ -356,8 +364,21 @@ class Elastic:
             self._is_counted, self._is_applied = True, not has_gradients
         self._steps.stops = any(one["stops"] for one in said)  # some may not have heard it
         self._adopt(brief, is_behind)
+        self._wrap_again(agrees=not all(one["is_current"] for one in said))
         self._go_on(formed, brief, max(int(one["lead"]) for one in said), begun)
         return is_behind
+
+    @property
+    def _is_current(self) -> bool:
+        """The ranks have exchanged gradients of what is trained now."""
+        return self._steps.way is None or self._steps.way.is_current()
+
+    def _wrap_again(self, *, agrees: bool) -> None:
+        """``agrees``: on the values of layers that have thawed since the last step."""
+        if self._steps.rewrap is not None:
+            self._steps.rewrap(agree=agrees)
+        if self._steps.way is not None:
+            self._steps.way.settle()
 
     def _sent(self, formed: Formed, source: int, with_gradients: bool) -> Content:
         """The state of one rank. To pack and to send much of it takes long: the others hear that it goes on."""
@@ -434,8 +455,6 @@ class Elastic:
         )
         was_joining, self.is_joining = self.is_joining, False
         self._trainee.regrouped(change, brief["knowledge"])
-        if self._steps.rewrap is not None:
-            self._steps.rewrap()
         self._steps.regroups = False
         self.meeting.joined(formed)
         state.note_members(formed, list(formed.ranks))

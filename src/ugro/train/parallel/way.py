@@ -55,9 +55,13 @@ class Way:
     def follow(self) -> None:
         """Before a step, on all ranks: what was frozen or thawed since the last one is so on all of them."""
         if not self.is_current():
-            now, known = self.trained(), {id(one) for one in self._trained}
-            self.change(has_thawed=any(id(one) not in known for one in now))
-            self._trained = now
+            known = {id(one) for one in self._trained}
+            self.change(has_thawed=any(id(one) not in known for one in self.trained()))
+            self.settle()
+
+    def settle(self) -> None:
+        """What is trained now is known to all ranks."""
+        self._trained = self.trained()
 
     def is_current(self) -> bool:
         now = self.trained()
