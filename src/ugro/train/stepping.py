@@ -291,6 +291,11 @@ class Stepping:
         return self._moments is not None
 
     @property
+    def awaits_step(self) -> bool:
+        """The script has a batch, and its step has not taken place."""
+        return self.slice is not None and self.progress.step == self.slice.step
+
+    @property
     def has_reported(self) -> bool:
         """The other ranks learn from this rank's word how its step was; it cannot be taken back."""
         return self._gathering is not None or self._said is not None

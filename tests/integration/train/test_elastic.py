@@ -148,6 +148,28 @@ def test_a_rank_lost_between_a_step_and_its_optimizer_loses_no_update(tmp_path: 
         started.end()
 
 
+def test_a_rank_lost_between_a_batch_and_its_step_loses_no_samples(tmp_path: Path, undisturbed: list[float]) -> None:
+    started = _start(tmp_path, "--asks", "--lose", "2:4:ASK")
+    try:
+        _expect_codes(started, 2, -signal.SIGKILL)
+        for result in _results(tmp_path, {0, 1}):
+            assert _flat(result["weights"]) == pytest.approx(undisturbed, rel=1e-9, abs=1e-12)
+        assert _used(tmp_path) == _everything_once()
+    finally:
+        started.end()
+
+
+def test_a_block_whose_batch_is_of_ranks_that_are_lost_is_an_error(tmp_path: Path) -> None:
+    """It cannot get another one."""
+    started = _start(tmp_path, "--asks", "--block", "--lose", "2:4:ASK")
+    try:
+        assert 0 not in started.ranks.wait(LIMIT_S)
+        for rank in (0, 1):
+            assert "lost between a batch and its step" in (tmp_path / f"rank_{rank}.log").read_text()
+    finally:
+        started.end()
+
+
 def test_ranks_are_lost_one_after_the_other_until_one_is_left(tmp_path: Path, undisturbed: list[float]) -> None:
     started = _start(tmp_path, "--lose", "0:3:KILL", "--lose", "2:11:KILL")
     try:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import math
 import time
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
@@ -27,7 +28,7 @@ from ugro.train.elastic.errors import LEFT_BEHIND, LeftBehind, is_lost
 from ugro.train.elastic.meeting import Formed, Meeting, Rules
 from ugro.train.group import Arrival, Content, Exchange, Group
 from ugro.train.guard import Guard, LossFunction
-from ugro.train.sampler import Progress
+from ugro.train.sampler import Progress, Slice
 from ugro.train.stepping import Stepping
 from ugro.train.surroundings import Surroundings
 
@@ -99,6 +100,7 @@ class Elastic:
         self._is_counted = True  # the last step: from then on it is not done again
         self._is_applied = True  # an optimizer has run since
         self._has_gradients = False  # of a step that others have completed, and not applied yet
+        self._outdated: Slice | None = None  # a batch that the script has got before others were lost
         self._scaler: Any = None  # the script's
         self._scaler_state: dict[str, Any] | None = None  # of the others, for the next step
 
@@ -193,6 +195,12 @@ class Elastic:
         """A step that is done again by those who are left, on the same samples."""
         self.arm(may_join=False)
         self.heed(scaler)
+        if self._is_outdated:
+            self._outdated, again = None, self._trainee.batch_again(batch)
+            if again is None:
+                state.void_gradients(self._steps.model, scaler)
+                return math.nan
+            batch = again
         while True:
             before = asdict(self._trainee.progress)
             try:
@@ -237,8 +245,19 @@ class Elastic:
 
     # --- when a step counts -------------------------------------------------------------------------------------
 
+    @property
+    def _is_outdated(self) -> bool:
+        """The batch of the next step is this rank's share beside ranks that are lost, whose shares nobody would have."""
+        return self._outdated is not None and self._outdated is self._steps.slice
+
     def step_begins(self) -> None:
         self.meeting.spoke()
+        if self._is_outdated:
+            raise UgroError(
+                "a rank was lost between a batch and its step, which would lack its samples",
+                hint="call run.gather, run.texts and run.checkpoint after the step; run.step(loss_fn, batch) gets the "
+                "batch again; the job is tried again from its last checkpoint",
+            )
         self._is_counted = self._is_applied = False
 
     def agreed(self, clock: Clock, words: list[float]) -> list[list[float]]:
@@ -293,7 +312,10 @@ class Elastic:
             except RuntimeError as error:
                 if not self._is_lost(error):
                     raise
-            if self._regroup(At.EXCHANGE):
+            is_behind = self._regroup(At.EXCHANGE)
+            if self._steps.awaits_step:
+                self._outdated = self._steps.slice
+            if is_behind:
                 return self._last
         self._position, self._last = self._position + 1, found
         return found
