@@ -3,10 +3,10 @@
     python -m tests.rig.elastic --epochs 2 --lose 2:5:KILL
 
 ``--lose RANK:STEP:SIGNAL``: that rank sends itself the signal in the forward pass of that step, with LATE it is killed
-while its device exchanges gradients, with LOOK between the step and its optimizer, with ASK between a batch and its step,
-with THAW before a layer thaws. With TOUCH and LATER it only loses touch with the others, before and after the optimizer
-of a block. With FORWARD and BACKWARD its memory runs out there, and it goes on. A process that was started again does
-not. The result: which samples this rank used in which step, and each step's loss.
+while its device exchanges gradients, with LOOK between the step and its optimizer, with ASK between a batch and its
+step, with THAW before a layer thaws. With TOUCH and LATER it only loses touch with the others, before and after the
+optimizer of a block. With FORWARD and BACKWARD its memory runs out there, and it goes on. A process that was started
+again does not. The result: which samples this rank used in which step, and each step's loss.
 """
 
 from __future__ import annotations

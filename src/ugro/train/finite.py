@@ -36,6 +36,7 @@ class Finite:
         self.choice = choice
         self.response = Response()  # of the newest step
         self.notices = notices
+        self.is_lossy = False  # what exchanges gradients may change them, also into what is not finite
         self._clock = clock
         self._has_scaler = False  # the script, or a library that it uses
         self._counts: dict[tuple[str, Wrong], tuple[int, int]] = {}  # the first step, and how many
@@ -81,6 +82,14 @@ class Finite:
         if is_loss:
             return Wrong.LOSS, is_scaled
         return None if is_scaled else (Wrong.GRADIENTS, False)  # it looks for its scale
+
+    def spoilt(self, moments: Moments | None, parameters: Any) -> list[Incident]:
+        """Gradients that are not finite after their exchange, the same on all ranks: too large for half precision."""
+        if not self.is_lossy or not self.sees_now or moments is None:
+            return []
+        self.take(moments, parameters)
+        wrong = self.wrong(moments)
+        return [] if wrong is None else [Incident(EVERY_RANK, moments.step, *wrong)]
 
     # --- with all ranks -----------------------------------------------------------------------------------------
 

@@ -70,7 +70,6 @@ class Stepping:
         self.rewrap: Rewrap | None = None
         self.exchanges_apart = False  # gradients, by themselves after the backward pass
         self.compression: Observer | None = None  # of gradients
-        self.is_lossy = False  # what exchanges gradients may change them, also into what is not finite
         self.is_backward_foreign = False  # the script, or a library, calls backward in this step
         self.kept: dict[str, Any] = {}  # what the run keeps in checkpoints
         self.begins_with_batch = False  # the script calls run.backward, and we learn of a step when its forward is over
@@ -102,13 +101,13 @@ class Stepping:
 
     def fetched(self, slice_: Slice, handed: Handed | None = None) -> None:
         self.slice, self.handed = slice_, handed
-        if handed is not None and self.weighs_ranks and not self.is_dummy:
-            handed.expect_complete()
         if self._fetching_since is not None:
             self._fetched, self._fetching_since = (self._fetching_since, self.now()), None
         self._fetched_at = self.now()
         if self.way is not None:
             self.way.follow()
+            if handed is not None and self.way.adds_shares and not self.is_dummy:
+                handed.expect_complete()
         self._prepare_forward(is_beginning=self.begins_with_batch)
 
     def exhausted(self) -> None:
@@ -133,11 +132,6 @@ class Stepping:
     @property
     def is_lockstep(self) -> bool:
         return self.way is not None and self.way.is_lockstep
-
-    @property
-    def weighs_ranks(self) -> bool:
-        """Gradients of several shares are added up in each step."""
-        return len(set(self.units)) > 1
 
     @property
     def units(self) -> tuple[int, ...]:
@@ -291,11 +285,6 @@ class Stepping:
         return self._moments is not None
 
     @property
-    def awaits_step(self) -> bool:
-        """The script has a batch, and its step has not taken place."""
-        return self.slice is not None and self.progress.step == self.slice.step
-
-    @property
     def has_reported(self) -> bool:
         """The other ranks learn from this rank's word how its step was; it cannot be taken back."""
         return self._gathering is not None or self._said is not None
@@ -409,19 +398,10 @@ class Stepping:
             Incident(self._called(unit, len(words)), word.wrong_step, word.not_finite, word.is_harmless)
             for unit, word in enumerate(words)
             if word.not_finite is not None
-        ] or self._spoilt()
-        self.finite.decide(found, len(words))
+        ]
+        self.finite.decide(found or self.finite.spoilt(self._history.latest, self._parameters), len(words))
         if self.finite.response.skips:
             self._leave_out()
-
-    def _spoilt(self) -> list[Incident]:
-        """Gradients that are not finite now, and were: too large for half precision. They are the same on all ranks."""
-        latest = self._history.latest
-        if not self.is_lossy or latest is None or not self.finite.sees_now:
-            return []
-        self.finite.take(latest, self._parameters)
-        wrong = self.finite.wrong(latest)
-        return [] if wrong is None else [Incident(finite.EVERY_RANK, latest.step, *wrong)]
 
     def _leave_out(self) -> None:
         """Also of statistics, such as those of a BatchNorm, which forward has changed already."""

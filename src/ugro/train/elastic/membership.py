@@ -247,7 +247,7 @@ class Elastic:
 
     @property
     def _is_outdated(self) -> bool:
-        """The batch of the next step is this rank's share beside ranks that are lost, whose shares nobody would have."""
+        """The batch that the script has is a share beside others whose ranks are lost, and its step is ahead."""
         return self._outdated is not None and self._outdated is self._steps.slice
 
     def step_begins(self) -> None:
@@ -313,8 +313,9 @@ class Elastic:
                 if not self._is_lost(error):
                     raise
             is_behind = self._regroup(At.EXCHANGE)
-            if self._steps.awaits_step:
-                self._outdated = self._steps.slice
+            slice_ = self._steps.slice
+            if slice_ is not None and self._trainee.progress.step == slice_.step:
+                self._outdated = slice_
             if is_behind:
                 return self._last
         self._position, self._last = self._position + 1, found

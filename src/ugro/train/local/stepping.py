@@ -46,10 +46,6 @@ class LocalStepping(Stepping):
     def is_hooked(self) -> bool:
         return False
 
-    @property
-    def weighs_ranks(self) -> bool:
-        return False
-
     def weight(self, samples: int | None = None, begin: int = 0) -> float:
         """Of a mean loss over ``samples`` in this rank's own step."""
         slice_ = self.slice

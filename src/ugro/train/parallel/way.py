@@ -39,6 +39,11 @@ class Way:
     def unit_count(self) -> int:
         return max(self.units) + 1
 
+    @property
+    def adds_shares(self) -> bool:
+        """Gradients of several shares are added up in each step."""
+        return self.unit_count > 1
+
     def names(self, nodes: Sequence[str]) -> list[str]:
         """Of the units: the nodes of their ranks, which are made distinct."""
         members: list[dict[str, None]] = [{} for _ in range(self.unit_count)]
