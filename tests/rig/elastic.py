@@ -3,10 +3,10 @@
     python -m tests.rig.elastic --epochs 2 --lose 2:5:KILL
 
 ``--lose RANK:STEP:SIGNAL``: that rank sends itself the signal in the forward pass of that step, with LATE it is killed
-while its device exchanges gradients, with LOOK between the step and its optimizer. With TOUCH and LATER it only loses
-touch with the others, before and after the optimizer of a block. With FORWARD and BACKWARD its memory runs out there,
-and it goes on. A process that was started again does not. The result: which samples this rank used in which step, and
-each step's loss.
+while its device exchanges gradients, with LOOK between the step and its optimizer, with ASK between a batch and its
+step, with THAW before a layer thaws. With TOUCH and LATER it only loses touch with the others, before and after the
+optimizer of a block. With FORWARD and BACKWARD its memory runs out there, and it goes on. A process that was started
+again does not. The result: which samples this rank used in which step, and each step's loss.
 """
 
 from __future__ import annotations
@@ -69,6 +69,7 @@ class Script:
         self.device = self.late_device() if self.arguments.late else None
         self.run = ut.init(seed=7)
         net = nn.Sequential(nn.Linear(FEATURES, 8), nn.Tanh(), nn.Linear(8, 1)).double()
+        self.first = net[0].requires_grad_(self.arguments.thaws is None)
         self.model = self.run.wrap(net)
         self.optimizer: Any = torch.optim.Adam(self.model.parameters(), lr=0.02)
         if self.device is not None:
@@ -99,6 +100,9 @@ class Script:
             for batch in self.loader:
                 time.sleep(self.arguments.pause * len(batch[0]))
                 step = self.run.progress.step
+                if self.arguments.asks:
+                    self.perhaps_be_lost("ASK")
+                    self.run.gather(1.0)
                 if self.arguments.block:
                     is_done = self.block(batch)
                 else:
@@ -112,6 +116,9 @@ class Script:
                     self.optimizer.zero_grad()
                 if is_done and not self.run._stepping.is_dummy:
                     self.note(epoch, step)
+                if step == self.arguments.thaws:
+                    self.perhaps_be_lost("THAW")
+                    self.first.requires_grad_(True)
             if self.arguments.gathers:
                 assert len(self.run.gather(1.0)) in (self.run.ranks, self.run.ranks + 1)
             self.scheduler.step()
@@ -150,13 +157,13 @@ class Script:
                 run_out() if place[2] == "FORWARD" else outputs.register_hook(run_out)
 
     def perhaps_be_lost(self, *names: str) -> None:
-        step = self.run.progress.step - (names == ("LOOK",))  # it counts already
+        step = self.run.progress.step - (names in (("LOOK",), ("THAW",)))  # it counts already
         for name in names:
             if self.is_first and (self.number, step, name) in self.losses():
                 self.is_first = False
                 if once := os.environ.get("LOSE_ONCE"):
                     Path(once).touch()
-                os.kill(os.getpid(), signal.SIGKILL if name == "LOOK" else getattr(signal, f"SIG{name}"))
+                os.kill(os.getpid(), getattr(signal, f"SIG{name}", signal.SIGKILL))
 
     def perhaps_lose_touch(self, name: str) -> None:
         if self.is_first and (self.number, self.run.progress.step, name) in self.losses():
@@ -190,7 +197,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--checkpoints", action="store_true")
     parser.add_argument("--late", action="store_true", help="exchanges are over later than a wait for them")
     parser.add_argument("--looks", action="store_true", help="exchanges something between a step and the optimizer")
+    parser.add_argument("--asks", action="store_true", help="exchanges something between a batch and its step")
     parser.add_argument("--large", type=float, nargs=2, help="seconds to pack the state, and to take it over")
+    parser.add_argument("--thaws", type=int, help="the step after which the first layer is trained, too")
     parser.add_argument("--lingers", type=int, help="a rank whose process does not exit until it is killed")
     parser.add_argument("--lose", action="append", default=[])
     return parser.parse_args()

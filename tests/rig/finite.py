@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 
 import ugro.train as ut
 from tests.rig.gradients import BATCH, DATA, loss_of, mlp, normalised, whole
@@ -32,6 +33,18 @@ SAID: list[str] = []
 class Said(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         SAID.append(record.getMessage())
+
+
+class Huge(torch.autograd.Function):  # type: ignore[misc]
+    """A number whose gradient is finite, and too large for half precision."""
+
+    @staticmethod
+    def forward(context: Any, value: Any) -> Any:
+        return value.clone()
+
+    @staticmethod
+    def backward(context: Any, *gradients: Any) -> Any:
+        return gradients[0] * 1e9
 
 
 class Spoilt(torch.autograd.Function):  # type: ignore[misc]
@@ -73,6 +86,10 @@ SCENARIOS = {
     "skip_whole_step": Scenario("skip", form="whole step"),
     "skip_batch_norm": Scenario("skip", "input", make=normalised),
     "skip_sharded": Scenario("skip", "gradients", options={"parallel": "fsdp"}),
+    "skip_compressed": Scenario("skip", "huge", options={"compress": "fp16"}),
+    "skip_by_hook": Scenario("skip", "huge", form="whole step", options={"comm_hook": fp16_compress_hook}),
+    "stop_compressed": Scenario("stop", "huge", form="whole step", options={"compress": "fp16"}),
+    "stop_own_backward": Scenario("stop", form="own backward"),
     "ignore": Scenario("ignore"),
     # As when a scale is too large.
     "scaler": Scenario("stop", "gradients", scaler=8.0),
@@ -80,6 +97,7 @@ SCENARIOS = {
     "scaler_and_a_loss": Scenario("stop", scaler=2.0),
     "rounds_stop": Scenario("stop", is_local=True),
     "rounds_skip": Scenario("skip", is_local=True),
+    "rounds_skip_own_backward": Scenario("skip", "gradients", form="own backward", is_local=True),
     "rounds_ignore": Scenario("ignore", is_local=True),
     "loss_alone": Scenario("stop", "value"),
     "batch_left_out": Scenario("stop", "none", leaves="continue"),
@@ -103,7 +121,8 @@ def trained(asked: Scenario) -> dict[str, Any]:
         for _ in run.epochs(asked.epochs):
             for indices, *batch in loader:
                 number = len(steps)
-                is_wrong = number == WRONG_STEP and (asked.is_everywhere or run.rank == WRONG_RANK)
+                is_wrong_rank = asked.is_everywhere or run.rank == min(WRONG_RANK, run.ranks - 1)
+                is_wrong = number == WRONG_STEP and is_wrong_rank
                 steps.append((round_of(run) if asked.is_local else number, indices.tolist()))
                 if is_wrong and asked.leaves:
                     if asked.leaves == "continue":
@@ -132,6 +151,8 @@ def _loss_of(model: Any, asked: Scenario, *, is_wrong: bool) -> Callable[[Any], 
         loss = loss_of(model, inputs * math.nan if is_wrong and asked.what == "input" else inputs, targets)
         if not is_wrong or asked.what in ("none", "input", "value"):
             return loss
+        if asked.what == "huge":
+            return Huge.apply(loss)
         return loss * math.nan if asked.what == "loss" else Spoilt.apply(loss)
 
     return loss_fn

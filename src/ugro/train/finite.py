@@ -20,7 +20,7 @@ from ugro.train.clock import Clock, Moments
 from ugro.train.notices import Notices
 
 _HINT = "torch.autograd.set_detect_anomaly(True) finds where; nan: skip leaves such updates out, nan: ignore goes on"
-_EVERY_RANK = "every rank"
+EVERY_RANK = "every rank"
 
 
 class NotFinite(UgroError):
@@ -37,6 +37,7 @@ class Finite:
         self.choice = choice
         self.response = Response()  # of the newest step
         self.notices = notices
+        self.is_lossy = False  # what exchanges gradients may change them, also into what is not finite
         self._clock = clock
         self._has_scaler = False  # the script, or a library that it uses
         self._counts: dict[tuple[str, Wrong], tuple[int, int]] = {}  # the first step, and how many
@@ -89,13 +90,21 @@ class Finite:
         if self._clock.has_come(moments.ready) and (wrong := self.wrong(moments)) is not None:
             self.tell(Incident(name, moments.step, *wrong), is_left_out=False)
 
+    def spoilt(self, moments: Moments | None, parameters: Any) -> list[Incident]:
+        """Gradients that are not finite after their exchange, the same on all ranks: too large for half precision."""
+        if not self.is_lossy or not self.sees_now or moments is None:
+            return []
+        self.take(moments, parameters)
+        wrong = self.wrong(moments)
+        return [] if wrong is None else [Incident(EVERY_RANK, moments.step, *wrong)]
+
     # --- with all ranks -----------------------------------------------------------------------------------------
 
     def decide(self, incidents: Sequence[Incident], ranks: int) -> None:
         """All ranks have the same incidents of a step. Raises NotFinite if the run ends."""
         known = sorted(incidents, key=lambda one: one.what is not Wrong.LOSS)
         if len(known) == ranks > 1 and known[0].what is not Wrong.LOSS:  # which of them it was cannot be told
-            known = [Incident(_EVERY_RANK, known[0].step, known[0].what, known[0].is_harmless)]
+            known = [Incident(EVERY_RANK, known[0].step, known[0].what, known[0].is_harmless)]
         self.response = nan.response(self.choice, known, self.response.in_a_row)
         if self.response.stops is not None:
             raise NotFinite(self.response.stops)

@@ -82,9 +82,19 @@ class Handed:
         self.samples = samples
         self.is_reordered = rules == REORDERED
         self._reason = rules if isinstance(rules, str) else ""
+        self.left_out = 0 if isinstance(rules, str) else samples - max(_counts((), batch, rules), default=samples)
         self._things = [] if isinstance(rules, str) else list(_things((), batch, rules, samples))
         self._lists = [one for one, rule in self._things if rule == LIST]
         self._arrays = [(one, rule) for one, rule in self._things if _is_array(one)]
+
+    def expect_complete(self) -> None:
+        """Raises if collating has left out samples: ranks are weighted by what they were given."""
+        if self.left_out > 0:
+            raise UsageError(
+                f"collate_fn has left out {self.left_out} of {self.samples} samples: the loss of this rank would count "
+                "as the mean over all of them",
+                hint="take them out of the dataset before, or let collate_fn put others in their place",
+            )
 
     def expect_all(self, batch: Any) -> None:
         """Raises if the script passes on fewer samples: a step is about all of them, and weights them so."""
@@ -132,8 +142,6 @@ class Handed:
         alike = [(other, rule) for other, rule in self._arrays if tuple(one.shape) == tuple(other.shape)]
         found = {rule for other, rule in alike if _is_alias(one, other)}
         found = found or {rule for other, rule in alike if _is_equal(one, other)}
-        if not found and not len(one.shape):
-            return None
         if not found:
             raise UsageError(
                 f"the batch cannot be divided: {_name(path)} ({_shape(one)}) is not what the loader handed out",
@@ -153,10 +161,12 @@ class Handed:
         for other, rule in self._things:
             if rule and isinstance(rule, str) and (one is other or (_is_plain(one) and _is_same(one, other))):
                 raise UsageError(f"the batch cannot be divided: {_name(path)} {rule}", hint=_COLLATE)
-        if not _is_plain(one) and not any(one is other for other, _ in self._things):
+        if one is None or isinstance(one, bool | str | bytes):
+            return
+        if not any(_is_same(one, other) for other, _ in self._things):
+            why = "may be about all samples" if _is_plain(one) else "may hold samples"
             raise UsageError(
-                f"the batch cannot be divided: {_name(path)} is a {type(one).__name__}, which may hold samples",
-                hint=_HERE,
+                f"the batch cannot be divided: {_name(path)} is a {type(one).__name__}, which {why}", hint=_HERE
             )
 
 
@@ -239,6 +249,19 @@ def _things(path: Path, one: Any, rules: dict[Path, Rule], samples: int) -> Iter
         return
     for key, child in children.items():
         yield from _things((*path, key), child, rules, samples)
+
+
+def _counts(path: Path, one: Any, rules: dict[Path, Rule]) -> Iterator[int]:
+    """How many samples there are in each part of a batch. A part may have more entries than there are samples: if one
+    sample has one box, a list of all boxes looks like one of samples."""
+    rule = rules.get(path)
+    if isinstance(rule, int) and _is_array(one) and len(one.shape) > rule:
+        yield int(one.shape[rule])
+    elif rule == LIST and isinstance(one, list | tuple):
+        yield len(one)
+    elif path not in rules and (children := _children(one)) is not None:
+        for key, child in children.items():
+            yield from _counts((*path, key), child, rules)
 
 
 # --- batches ----------------------------------------------------------------------------------------------------

@@ -50,6 +50,7 @@ class Step:
     @property
     def weight(self) -> float:
         """The factor of the loss for scripts that call backward themselves."""
+        self._stepping.is_backward_foreign = True
         return self._stepping.weight(self._samples, self._begin)
 
     def loss(self, value: Any) -> Any:

@@ -42,8 +42,11 @@ class Observer(Protocol):
 
 
 class Rewrap(Protocol):
-    def __call__(self, *, is_static: bool = True) -> None:
-        """Wraps the model again: for a group with other members, or after a step that failed in its middle."""
+    def __call__(self, *, is_static: bool = True, agree: bool = False) -> None:
+        """Wraps the model again: for a group with other members, or after a step that failed in its middle.
+
+        ``agree``: on the values of the first rank.
+        """
 
 
 class Stepping:
@@ -69,6 +72,7 @@ class Stepping:
         self.rewrap: Rewrap | None = None
         self.exchanges_apart = False  # gradients, by themselves after the backward pass
         self.compression: Observer | None = None  # of gradients
+        self.is_backward_foreign = False  # the script, or a library, calls backward in this step
         self.kept: dict[str, Any] = {}  # what the run keeps in checkpoints
         self.begins_with_batch = False  # the script calls run.backward, and we learn of a step when its forward is over
         self.last_weight = 1.0  # of this rank's mean loss in the latest step
@@ -104,6 +108,8 @@ class Stepping:
         self._fetched_at = self.now()
         if self.way is not None:
             self.way.follow()
+            if handed is not None and self.way.adds_shares and not self.is_dummy:
+                handed.expect_complete()
         self._prepare_forward(is_beginning=self.begins_with_batch)
 
     def exhausted(self) -> None:
@@ -155,7 +161,7 @@ class Stepping:
         moments.waits, self._early_waits = self._early_waits, []
         self._moments = self._history.begin(moments)
         self._sent.clear()
-        self._words, self._has_decided = None, False
+        self._words, self._has_decided, self.is_backward_foreign = None, False, False
         self.finite.response = replace(self.finite.response, skips=False)
         if self._hook is None:
             from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -347,6 +353,7 @@ class Stepping:
 
     def finish(self) -> Verdict:
         """Called once per step on every rank, when all ranks have the same measurements."""
+        self._note_foreign_backward(self._moments)
         moments, self._moments = self._moments, None
         if self.way is not None:
             self.way.expect_unchanged()
@@ -383,7 +390,7 @@ class Stepping:
             for unit, word in enumerate(words)
             if word.not_finite is not None
         ]
-        self.finite.decide(found, len(words))
+        self.finite.decide(found or self.finite.spoilt(self._history.latest, self._parameters), len(words))
         if self.finite.response.skips:
             self._leave_out()
 
@@ -419,10 +426,16 @@ class Stepping:
         elif self.finite.response.skips:
             self._leave_out()
 
+    def _note_foreign_backward(self, moments: Moments | None) -> None:
+        """Where the model is not in DDP, which would have told."""
+        if self.is_backward_foreign and moments is not None and moments.ready is None:
+            self.backward_done()
+
     def _hear_early(self, moments: Moments) -> None:
+        self._note_foreign_backward(moments)
         if not self.has_reported:
             if moments.ready is None:
-                return  # there was no backward, or another library has called it
+                return  # there was no backward
             self._tell(moments)
         self._words = _read(self._heard())
         words = of_units(self._words, self.units)

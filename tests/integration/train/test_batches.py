@@ -15,7 +15,7 @@ CUT = (
 OUT_OF_MEMORY = CUT[3:]
 THAWED = ("thaws_in_steps", "thaws_in_blocks", "thaws_with_backward", "thaws_sharded")
 ADDED_UP = ("added_up_by_steps", "added_up_by_blocks", "added_up_by_backward")
-OTHERS = ("refused", "miscounted", "thaws_anew", "thaws_too_late", "forgotten", "backward")
+OTHERS = ("refused", "miscounted", "left_out", "thaws_anew", "thaws_too_late", "forgotten", "backward")
 LOCAL = ("local",)  # last: ranks end its last round in different steps
 OWN = ("own_loaders", "foreign_loaders", "stateful_loader")
 EXACT = 1e-12
@@ -72,6 +72,8 @@ def test_batches_that_cannot_be_cut_for_certain_are_refused(results: Results) ->
 def test_samples_are_counted_right(results: Results) -> None:
     for result in results:
         assert all(WHOLE_BATCH in result["miscounted"][name] for name in ("too many", "too few")), result["miscounted"]
+        left_out = result["left_out"]["said"]
+        assert left_out == "nothing" if len(results) == 1 else "has left out 1 of" in left_out
         mixed = result["sorted_samples"]
         assert all("weights would be mixed up" in mixed[name] for name in ("weighted", "samples")), mixed
 

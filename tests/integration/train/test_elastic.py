@@ -148,6 +148,28 @@ def test_a_rank_lost_between_a_step_and_its_optimizer_loses_no_update(tmp_path: 
         started.end()
 
 
+def test_a_rank_lost_between_a_batch_and_its_step_loses_no_samples(tmp_path: Path, undisturbed: list[float]) -> None:
+    started = _start(tmp_path, "--asks", "--lose", "2:4:ASK")
+    try:
+        _expect_codes(started, 2, -signal.SIGKILL)
+        for result in _results(tmp_path, {0, 1}):
+            assert _flat(result["weights"]) == pytest.approx(undisturbed, rel=1e-9, abs=1e-12)
+        assert _used(tmp_path) == _everything_once()
+    finally:
+        started.end()
+
+
+def test_a_block_whose_batch_is_of_ranks_that_are_lost_is_an_error(tmp_path: Path) -> None:
+    """It cannot get another one."""
+    started = _start(tmp_path, "--asks", "--block", "--lose", "2:4:ASK")
+    try:
+        assert 0 not in started.ranks.wait(LIMIT_S)
+        for rank in (0, 1):
+            assert "lost between a batch and its step" in (tmp_path / f"rank_{rank}.log").read_text()
+    finally:
+        started.end()
+
+
 def test_ranks_are_lost_one_after_the_other_until_one_is_left(tmp_path: Path, undisturbed: list[float]) -> None:
     started = _start(tmp_path, "--lose", "0:3:KILL", "--lose", "2:11:KILL")
     try:
@@ -219,6 +241,37 @@ def test_a_state_that_takes_long_to_pack_and_to_take_over_is_waited_for_and_said
             log = (tmp_path / f"rank_{rank}.log").read_text()
             assert "rank 0 packs its state" in log
             assert "rank 2 takes over the state" in log
+    finally:
+        started.end()
+
+
+@pytest.mark.parametrize("lose", ["2:5:THAW", "2:6:KILL"])
+def test_a_rank_is_lost_when_a_layer_thaws(tmp_path: Path, lose: str) -> None:
+    alone = ranks.start([*SCRIPT, "--thaws", "5"], tmp_path / "alone", 1).results()[0]
+    started = _start(tmp_path, "--thaws", "5", "--lose", lose)
+    try:
+        _expect_codes(started, 2, -signal.SIGKILL)
+        for result in _results(tmp_path, {0, 1}):
+            assert _flat(result["weights"]) == pytest.approx(_flat(alone["weights"]), rel=1e-9, abs=1e-12)
+        assert _used(tmp_path) == _everything_once()
+    finally:
+        started.end()
+
+
+def test_a_rank_that_joins_trains_the_layers_that_have_thawed_before(tmp_path: Path) -> None:
+    """Its script begins anew, and comes to none of the places where they thaw."""
+    how = ["--thaws", "5", "--epochs", "60"]
+    alone = ranks.start([*SCRIPT, *how], tmp_path / "alone", 1).results()[0]
+    started = _start(tmp_path, *how, "--pause", "0.002", "--lose", "2:8:KILL")
+    try:
+        started.ranks.processes[2].wait(LIMIT_S)
+        started.start_again(2)
+        assert started.ranks.wait(LIMIT_S) == [0, 0, 0], started.ranks.logs()
+        for result in _results(tmp_path, {0, 1, 2}):
+            assert _flat(result["weights"]) == pytest.approx(_flat(alone["weights"]), rel=1e-9, abs=1e-12)
+            assert (result["ranks"], result["step"]) == (3, 60 * STEPS)
+        told = [change["joined"] for change in _changes(tmp_path)]
+        assert told.count(["rank 2 (node2)"]) == 1
     finally:
         started.end()
 

@@ -21,7 +21,9 @@ pytestmark = [
 # In one start: importing torch takes longer than all that is tested with it.
 STOPPED = {"stop_loss": "loss", "stop_gradients": "gradients", "stop_whole_step": "loss"}
 SKIPPED = ("skip_loss", "skip_gradients", "skip_own_backward", "skip_whole_step", "skip_sharded")
-ROUNDS = ("rounds_skip", "rounds_ignore")
+LOSSY = ("skip_compressed", "skip_by_hook", "stop_compressed")
+ALONE = ("skip_loss", "skip_own_backward", "stop_own_backward")
+ROUNDS = ("rounds_skip", "rounds_skip_own_backward", "rounds_ignore")
 APART = {
     "batch_left_out": "step 3, rank 1 in step 4, rank 2 in step 3",
     "loop_left": "step 3 of epoch 0, rank 1 in step 3 of epoch 1",
@@ -36,7 +38,7 @@ RANKS = 3
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     folder = tmp_path_factory.mktemp("finite")
-    names = [*STOPPED, *SKIPPED, *ROUNDS, *OTHERS, *APART]
+    names = [*STOPPED, *SKIPPED, *LOSSY, *ROUNDS, *OTHERS, *APART]
     started = ranks.start(["-m", "tests.rig.finite", *names], folder, RANKS)
     started.wait(350)
     return list(started.results())
@@ -72,6 +74,29 @@ def test_an_update_that_is_left_out_is_left_out_on_all_ranks(results: list[dict[
         assert found["weights"] == pytest.approx(expected, rel=1e-9, abs=1e-12)
         who = "every rank" if scenario == "skip_sharded" else "rank 1 ("
         assert [text for text in found["said"] if who in text and text.endswith("the update was left out")]
+
+
+def test_gradients_that_are_too_large_for_half_precision_are_not_finite(results: list[dict[str, Any]]) -> None:
+    for result in results:
+        for scenario in ("skip_compressed", "skip_by_hook"):
+            found = result[scenario]
+            assert found["error"] == ""
+            assert all(map(math.isfinite, found["weights"])), scenario
+            expected = "the gradients of every rank were not finite in step 3; the update was left out"
+            assert found["said"] == [expected], scenario
+        assert result["stop_compressed"]["error"].endswith("the gradients of every rank are not finite in step 3")
+
+
+def test_one_process_notices_it_too_also_if_the_script_calls_backward(tmp_path: Path) -> None:
+    from tests.rig.finite import SCENARIOS, alone
+
+    [result] = ranks.start(["-m", "tests.rig.finite", *ALONE], tmp_path, 1).results()
+    for scenario in ALONE[:2]:
+        found = result[scenario]
+        assert found["error"] == ""
+        assert found["weights"] == pytest.approx(alone(SCENARIOS[scenario], [found["steps"]]), rel=1e-9, abs=1e-12)
+        assert [text for text in found["said"] if text.endswith("the update was left out")]
+    assert result["stop_own_backward"]["error"].endswith("is not finite in step 3")
 
 
 def test_what_a_layer_has_learnt_in_a_step_that_is_left_out_is_forgotten(results: list[dict[str, Any]]) -> None:

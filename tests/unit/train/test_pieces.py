@@ -84,13 +84,17 @@ def test_batches_of_any_shape_are_cut() -> None:
 def test_what_is_moved_converted_or_taken_apart_is_found_again() -> None:
     def passed(batch: Any) -> Any:
         letters = tuple(batch.pop("letters"))
-        return [{**batch, "rows": batch["rows"].clone().double()}, letters, 3, torch.tensor(0.5)]
+        known = batch.pop("three"), batch.pop("half").clone()
+        return [{**batch, "rows": batch["rows"].clone().double()}, letters, *known, True, None, "name"]
 
-    rest, letters, number, half = cut(
-        lambda rows: {"rows": torch.stack(rows), "letters": list(LETTERS[: len(rows)])}, ROWS, passed
-    )
+    def collate(rows: list[Any]) -> dict[str, Any]:
+        letters = list(LETTERS[: len(rows)])
+        return {"rows": torch.stack(rows), "letters": letters, "three": 3, "half": torch.tensor(0.5)}
+
+    rest, letters, number, half, *plain = cut(collate, ROWS, passed)
     assert torch.equal(rest["rows"], torch.stack(ROWS[2:4]).double())
     assert (letters, number, float(half)) == (("c", "d"), 3, 0.5)
+    assert plain == [True, None, "name"]
 
 
 @pytest.mark.parametrize(
@@ -102,6 +106,9 @@ def test_what_is_moved_converted_or_taken_apart_is_found_again() -> None:
         (lambda batch: batch * 2, "6 × 6"),
         (lambda batch: (batch, torch.ones(SAMPLES)), "batch[1] (6)"),
         (lambda batch: {"x": batch, "more": object()}, "batch['more'] is a object"),
+        # As a count of samples would be, of which a part has fewer.
+        (lambda batch: (batch, len(batch)), "batch[1] is a int, which may be about all samples"),
+        (lambda batch: (batch, torch.tensor(6.0)), "batch[1] (a number)"),
     ],
 )
 def test_what_the_loader_did_not_hand_out_is_not_cut(passed: Callable[[Any], Any], what: str) -> None:
@@ -183,3 +190,23 @@ def test_an_order_of_its_own_is_noticed_where_samples_have_weights() -> None:
     assert Collate(ordered, is_weighted=True)(ROWS)[1] == REORDERED
     assert Collate(ordered, is_weighted=False)(ROWS)[1] == {(): 0}
     assert Collate(torch.stack, is_weighted=True)(ROWS)[1] == {(): 0}
+
+
+def test_samples_that_collating_has_left_out_are_noticed_if_ranks_are_weighted_by_what_they_were_given() -> None:
+    def without_some(rows: list[Any]) -> dict[str, Any]:
+        kept = [row for row in rows if row[0] != 20]
+        return {"rows": torch.stack(kept, 1), "names": ["one"] * len(kept)}
+
+    with pytest.raises(UsageError, match="left out 1 of 6 samples"):
+        handed(without_some, ROWS)[1].expect_complete()
+
+
+def test_a_part_with_entries_of_its_own_is_not_taken_for_samples_that_were_left_out() -> None:
+    """Of boxes, of which the first sample has one by chance."""
+
+    def boxes(rows: list[Any]) -> dict[str, Any]:
+        few = [torch.ones(1 if row[0] == 0 else 0, 4) for row in rows]
+        return {"rows": torch.stack(rows), "boxes": torch.cat(few)}
+
+    handed(boxes, ROWS)[1].expect_complete()
+    handed(lambda rows: torch.cat([row[: 1 + row[0]] for row in rows]), ROWS)[1].expect_complete()

@@ -14,6 +14,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import math
 import time
 from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
@@ -27,7 +28,7 @@ from ugro.train.elastic.errors import LEFT_BEHIND, LeftBehind, is_lost
 from ugro.train.elastic.meeting import Formed, Meeting, Rules
 from ugro.train.group import Arrival, Content, Exchange, Group
 from ugro.train.guard import Guard, LossFunction
-from ugro.train.sampler import Progress
+from ugro.train.sampler import Progress, Slice
 from ugro.train.stepping import Stepping
 from ugro.train.surroundings import Surroundings
 
@@ -99,6 +100,7 @@ class Elastic:
         self._is_counted = True  # the last step: from then on it is not done again
         self._is_applied = True  # an optimizer has run since
         self._has_gradients = False  # of a step that others have completed, and not applied yet
+        self._outdated: Slice | None = None  # a batch that the script has got before others were lost
         self._scaler: Any = None  # the script's
         self._scaler_state: dict[str, Any] | None = None  # of the others, for the next step
 
@@ -172,6 +174,14 @@ class Elastic:
         if self.meeting.is_called or self._steps.regroups:
             self._steps.regroups = False
             self._regroup(At.BOUNDARY)
+        if self._group.again is not None and not self._is_current:
+            self._exchange(self._follow)
+
+    def _follow(self) -> list[bytes]:
+        """Layers were frozen or thawed, on all ranks."""
+        if self._steps.way is not None:
+            self._steps.way.follow()
+        return []
 
     def heed(self, scaler: Any) -> None:
         """Before it scales a loss: ranks scale alike, also one that joins, or whose last step was left out."""
@@ -185,6 +195,12 @@ class Elastic:
         """A step that is done again by those who are left, on the same samples."""
         self.arm(may_join=False)
         self.heed(scaler)
+        if self._is_outdated:
+            self._outdated, again = None, self._trainee.batch_again(batch)
+            if again is None:
+                state.void_gradients(self._steps.model, scaler)
+                return math.nan
+            batch = again
         while True:
             before = asdict(self._trainee.progress)
             try:
@@ -229,8 +245,19 @@ class Elastic:
 
     # --- when a step counts -------------------------------------------------------------------------------------
 
+    @property
+    def _is_outdated(self) -> bool:
+        """The batch that the script has is a share beside others whose ranks are lost, and its step is ahead."""
+        return self._outdated is not None and self._outdated is self._steps.slice
+
     def step_begins(self) -> None:
         self.meeting.spoke()
+        if self._is_outdated:
+            raise UgroError(
+                "a rank was lost between a batch and its step, which would lack its samples",
+                hint="call run.gather, run.texts and run.checkpoint after the step; run.step(loss_fn, batch) gets the "
+                "batch again; the job is tried again from its last checkpoint",
+            )
         self._is_counted = self._is_applied = False
 
     def agreed(self, clock: Clock, words: list[float]) -> list[list[float]]:
@@ -285,7 +312,11 @@ class Elastic:
             except RuntimeError as error:
                 if not self._is_lost(error):
                     raise
-            if self._regroup(At.EXCHANGE):
+            is_behind = self._regroup(At.EXCHANGE)
+            slice_ = self._steps.slice
+            if slice_ is not None and self._trainee.progress.step == slice_.step:
+                self._outdated = slice_
+            if is_behind:
                 return self._last
         self._position, self._last = self._position + 1, found
         return found
@@ -337,7 +368,7 @@ class Elastic:
         group.meet(self.meeting.connected(f"group/{formed.number}"), _FORM_S)
         own = {
             "position": self._position, "joins": self.is_joining, "at": at, "lead": self._trainee.lead(),
-            "stops": self._steps.stops, "must_apply": self._must_apply(at),
+            "stops": self._steps.stops, "must_apply": self._must_apply(at), "is_current": self._is_current,
         }  # fmt: skip
         said = [json.loads(one) for one in group.plain_contents(json.dumps(own).encode())]
         source = max(range(len(said)), key=lambda rank: (-1 if said[rank]["joins"] else said[rank]["position"], -rank))
@@ -356,8 +387,21 @@ class Elastic:
             self._is_counted, self._is_applied = True, not has_gradients
         self._steps.stops = any(one["stops"] for one in said)  # some may not have heard it
         self._adopt(brief, is_behind)
+        self._wrap_again(agrees=not all(one["is_current"] for one in said))
         self._go_on(formed, brief, max(int(one["lead"]) for one in said), begun)
         return is_behind
+
+    @property
+    def _is_current(self) -> bool:
+        """The ranks have exchanged gradients of what is trained now."""
+        return self._steps.way is None or self._steps.way.is_current()
+
+    def _wrap_again(self, *, agrees: bool) -> None:
+        """``agrees``: on the values of layers that have thawed since the last step."""
+        if self._steps.rewrap is not None:
+            self._steps.rewrap(agree=agrees)
+        if self._steps.way is not None:
+            self._steps.way.settle()
 
     def _sent(self, formed: Formed, source: int, with_gradients: bool) -> Content:
         """The state of one rank. To pack and to send much of it takes long: the others hear that it goes on."""
@@ -434,8 +478,6 @@ class Elastic:
         )
         was_joining, self.is_joining = self.is_joining, False
         self._trainee.regrouped(change, brief["knowledge"])
-        if self._steps.rewrap is not None:
-            self._steps.rewrap()
         self._steps.regroups = False
         self.meeting.joined(formed)
         state.note_members(formed, list(formed.ranks))

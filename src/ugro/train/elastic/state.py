@@ -16,7 +16,8 @@ from ugro.train.elastic.meeting import Formed
 from ugro.train.group import Content
 from ugro.train.stepping import Stepping
 
-_MODEL, _SCALER, _GRADIENTS = "\0model", "\0scaler", "\0gradients"  # no names that a script can give
+# No names that a script can give.
+_MODEL, _SCALER, _GRADIENTS, _TRAINED = "\0model", "\0scaler", "\0gradients", "\0trained"
 MEMBERS_FILE = "members.json"
 
 
@@ -50,6 +51,8 @@ def pack(file: io.BytesIO, model: Any, kept: Mapping[str, Any], scaler: Any, *, 
     import torch
 
     objects = checkpoint.states(kept)
+    if model is not None:
+        objects[_TRAINED] = {name: one.requires_grad for name, one in checkpoint.bare(model).named_parameters()}
     if model is not None and not _is_among(model, kept):
         objects[_MODEL] = checkpoint.bare(model).state_dict()
     if scaler is not None:
@@ -66,6 +69,10 @@ def unpack(content: Content, model: Any, kept: Mapping[str, Any], *, is_all: boo
 
     objects = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
     scaler: dict[str, Any] | None = objects.pop(_SCALER, None)
+    # Layers that thaw between two epochs do so in scripts that were there.
+    parameters = {} if model is None else dict(checkpoint.bare(model).named_parameters())
+    for name, is_trained in objects.pop(_TRAINED, {}).items():
+        parameters[name].requires_grad_(is_trained)
     if (gradients := objects.pop(_GRADIENTS, None)) is not None:
         for parameter, gradient in zip(model.parameters(), gradients, strict=True):
             parameter.grad = None if gradient is None else gradient.to(parameter.device)

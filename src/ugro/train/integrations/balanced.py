@@ -83,6 +83,7 @@ class Balanced:
         """``model`` is in DDP if there are several ranks; ``reduce`` is a hook of torch's, with its state bound."""
         self._stepping.model = model
         self._stepping.way = Way(model, self._stepping.group)
+        self._stepping.finite.is_lossy = reduce is not None
         if self.is_main:
             self.run._metrics.put(described(model, "ddp", reduce))
         if self.ranks == 1:

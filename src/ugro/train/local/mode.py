@@ -27,6 +27,10 @@ class LocalWay(Way):
         super().__init__(model, course.stepping.group)
         self._course = course
 
+    @property
+    def adds_shares(self) -> bool:
+        return False
+
     def change(self, *, has_thawed: bool) -> None:
         if has_thawed and not self._course.values.has(self.trained()):
             raise UsageError(

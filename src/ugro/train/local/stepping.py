@@ -61,6 +61,7 @@ class LocalStepping(Stepping):
         return super().begin(micro_batches)
 
     def finish(self) -> Verdict:
+        self._note_foreign_backward(self._moments)
         moments, self._moments = self._moments, None
         if self.is_out_of_memory:
             return Verdict(stops=False, repeats=True)
@@ -80,6 +81,7 @@ class LocalStepping(Stepping):
     # --- numbers that are not finite ----------------------------------------------------------------------------
 
     def _hear_early(self, moments: Moments) -> None:
+        self._note_foreign_backward(moments)
         if moments.ready is not None:
             self._look(moments)
 

@@ -53,7 +53,7 @@ def _distributed(model: Any, stepping: Stepping, comm_hook: Any, options: dict[s
     defaults = {"device_ids": devices, buffers: False, "gradient_as_bucket_view": True}
     options = {**defaults, **options}
     model = DistributedDataParallel(model, **options)
-    reduce = comm_hook or allreduce_hook
+    reduce, stepping.finite.is_lossy = comm_hook or allreduce_hook, comm_hook is not None
     hook = (None, lambda state, bucket: stepping.bucket(bucket, reduce))
     model.register_comm_hook(*hook)
     way = Distributed(model, stepping.group)

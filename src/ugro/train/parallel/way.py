@@ -39,6 +39,11 @@ class Way:
     def unit_count(self) -> int:
         return max(self.units) + 1
 
+    @property
+    def adds_shares(self) -> bool:
+        """Gradients of several shares are added up in each step."""
+        return self.unit_count > 1
+
     def names(self, nodes: Sequence[str]) -> list[str]:
         """Of the units: the nodes of their ranks, which are made distinct."""
         members: list[dict[str, None]] = [{} for _ in range(self.unit_count)]
@@ -55,9 +60,13 @@ class Way:
     def follow(self) -> None:
         """Before a step, on all ranks: what was frozen or thawed since the last one is so on all of them."""
         if not self.is_current():
-            now, known = self.trained(), {id(one) for one in self._trained}
-            self.change(has_thawed=any(id(one) not in known for one in now))
-            self._trained = now
+            known = {id(one) for one in self._trained}
+            self.change(has_thawed=any(id(one) not in known for one in self.trained()))
+            self.settle()
+
+    def settle(self) -> None:
+        """What is trained now is known to all ranks."""
+        self._trained = self.trained()
 
     def is_current(self) -> bool:
         now = self.trained()
