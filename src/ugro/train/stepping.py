@@ -402,9 +402,8 @@ class Stepping:
             getattr(module, name).copy_(before)
 
     def _called(self, unit: int, units: int) -> str:
-        if units == self.group.ranks:
-            return f"rank {unit} ({distinct(self.group.nodes)[unit]})"
-        return self.balance.names[unit]
+        own = f"rank {unit} ({distinct(self.group.nodes)[unit]})"
+        return own if units == self.group.ranks else self.balance.names[unit]
 
     def _before_update(self, optimizer: Any, args: Any, options: Any) -> None:
         """The update of a step in which some rank found numbers that are not finite changes nothing."""
@@ -548,13 +547,8 @@ class Stepping:
         self.group.close()
 
     def _trace(self, step: int, asked: int) -> None:
-        tracer = self.tracer
-        if tracer is None:
-            return
-        was_tracing = tracer.is_tracing
-        tracer.after_step(step, asked)
-        if was_tracing or tracer.is_tracing:
-            self.disturb()  # recording takes time, and not the same on every rank
+        if self.tracer is not None and self.tracer.after_step(step, asked):
+            self.disturb()
 
 
 def _at_end_of_backward(then: Callable[[], None]) -> None:

@@ -52,8 +52,12 @@ class Tracer:
             self._look(self._folder / _CONTROL)
         return self._asked
 
-    def after_step(self, step: int, asked: int) -> None:
-        """``asked`` is what the main rank sent in this step, the same on all ranks."""
+    def after_step(self, step: int, asked: int) -> bool:
+        """Returns True if the step was recorded, or the next one is: recording takes time, and not the same everywhere.
+
+        ``asked`` is what the main rank sent in this step, the same on all ranks.
+        """
+        was_tracing = self.is_tracing
         if self._left:
             self._left -= 1
             if self._left:
@@ -64,6 +68,7 @@ class Tracer:
             self._asked = 0
             self._left, self._first_step = asked, step + 1
             self._guarded(self._begin)
+        return was_tracing or self.is_tracing
 
     def close(self) -> None:
         """The training ends before the trace: keeps what was recorded."""
