@@ -37,7 +37,7 @@ check:        ## Lint, types, direction of imports, sizes, docs
 	.venv/bin/mypy $(CODE)
 	.venv/bin/lint-imports --no-cache
 	$(PYTEST) -q tests/unit/test_project.py tests/unit/test_lock.py
-	$(PYTHON_HERE) -m ugro.config.reference --check docs/configuration.md docs/jobs.md docs/serving.md docs/quotas.md
+	$(PYTHON_HERE) -m ugro.kernel.config.reference --check docs/configuration.md docs/jobs.md docs/serving.md docs/quotas.md
 	$(PYTHON_HERE) scripts/cli_reference.py --check docs/cli.md
 	$(PYTHON_HERE) scripts/state_diagram.py --check ARCHITECTURE.md
 	$(PYTHON_HERE) scripts/measure.py --check
@@ -80,7 +80,7 @@ bench:        ## Measure, against other tools where they are installed
 
 docs:         ## Write the generated docs again
 	@scripts/setup.sh dev
-	$(PYTHON_HERE) -m ugro.config.reference docs/configuration.md docs/jobs.md docs/serving.md docs/quotas.md
+	$(PYTHON_HERE) -m ugro.kernel.config.reference docs/configuration.md docs/jobs.md docs/serving.md docs/quotas.md
 	$(PYTHON_HERE) scripts/cli_reference.py docs/cli.md
 	$(PYTHON_HERE) scripts/state_diagram.py ARCHITECTURE.md
 

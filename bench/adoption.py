@@ -21,8 +21,8 @@ from tests.rig.waiting import wait_until, wait_until_dead
 from bench.bars import Bar, Row, print_rows
 from bench.jobs import output_of
 from ugro.client.client import Client
-from ugro.core.job import Job, JobState
-from ugro.core.node import Status
+from ugro.kernel.jobs.model import Job, JobState
+from ugro.kernel.links.model import Status
 
 _NODES = 10
 _GOAL_S = 2.0

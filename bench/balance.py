@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.bars import Bar
-from ugro.lab import cgroups
+from ugro.lab import lab as cgroups
 
 ROOT = Path(__file__).parents[1]
 SPEEDS = (0.64, 0.32, 0.16)  # of a core; together they leave some CPU time to others

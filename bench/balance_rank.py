@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 import ugro.train as ut
-from ugro.train.metrics import Metrics
+from ugro.train.reporting import Metrics
 from ugro.train.stepping import Stepping
 
 TOKENS, LENGTH = 128, 32

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from bench.bars import Bar, Row, print_rows
-from ugro.batch.measure import place, sampled, spread
-from ugro.batch.pool import Pool
-from ugro.policy.batching.estimate import predict
+from ugro.features.batches.estimating import place, sampled, spread
+from ugro.features.batches.pool import Pool
+from ugro.features.batches.rules import predict
 
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 _TASKS = 2000  # of one item each; the time of more is that of these, times how many

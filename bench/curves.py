@@ -18,10 +18,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from bench.bars import Bar
-from ugro.core.support.crc32c import masked, masked_all
-from ugro.core.support.tfevents import parse_all
-from ugro.telemetry.collector import Collector
-from ugro.telemetry.metricstore import MetricStore
+from ugro.features.trackers.tfevents import masked, masked_all, parse_all
+from ugro.kernel.telemetry.collector import Collector
+from ugro.kernel.telemetry.metricstore import MetricStore
 
 _SCALARS = 1_000_000
 _TAGS = ("train/loss", "train/lr", "train/grad_norm", "perf/samples_per_s")

@@ -20,7 +20,7 @@ from tests.rig.wheels import wheel
 
 from bench.bars import Bar, Row, print_rows
 from ugro.client.client import Client
-from ugro.core.env_report import Setup
+from ugro.features.environments.model import Setup
 
 _PACKAGES, _FILES = 30, 40  # 1,200 files of 4 kB
 _LIMIT_S = 300

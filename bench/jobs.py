@@ -19,7 +19,7 @@ from pathlib import Path
 from bench.bars import Bar, Row, fastest, print_rows
 from bench.peers_jobs import CLOCK, Peer, check, peers
 from ugro.client.client import Client
-from ugro.core.job import HOLDING_STATES, WAITING_STATES, Job, JobState
+from ugro.kernel.jobs.model import HOLDING_STATES, WAITING_STATES, Job, JobState
 
 _STARTS = 5  # single jobs in each round
 _LIMIT_S = 600.0

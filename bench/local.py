@@ -17,7 +17,7 @@ from typing import Any
 from bench.balance import ROOT, Case, OtherLoad, environment, free_port, groups, together
 from bench.bars import Bar
 from bench.shaped_link import Shaped, missing, shaped_link
-from ugro.lab import cgroups
+from ugro.lab import lab as cgroups
 
 _RATE = "1gbit"
 _GPT_STEPS = 10  # for each of the MLP's

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from bench.bars import Bar, Row, print_rows
 from ugro.client.client import Client
-from ugro.core.job import HOLDING_STATES, WAITING_STATES, JobState
+from ugro.kernel.jobs.model import HOLDING_STATES, WAITING_STATES, JobState
 
 _FEW = 1000
 _AT_ONCE = 2000  # submitted by one call

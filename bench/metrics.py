@@ -20,11 +20,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from bench.bars import Bar, Row, print_rows
-from ugro.core.support.codec import dumps
-from ugro.telemetry.collector import Collector
-from ugro.telemetry.curves import Wanted
-from ugro.telemetry.metricstore import MetricStore, job_owner
-from ugro.telemetry.series import Points, SeriesKey
+from ugro.kernel.support.codec import dumps
+from ugro.kernel.telemetry.collector import Collector
+from ugro.kernel.telemetry.curves import Points, SeriesKey, Wanted
+from ugro.kernel.telemetry.metricstore import MetricStore, job_owner
 
 _RUNS = 1000
 _POINTS = 100_000

@@ -15,7 +15,7 @@ from typing import Any
 
 from bench.balance import SPEEDS, OtherLoad, run_ranks
 from bench.bars import Bar
-from ugro.lab import cgroups
+from ugro.lab import lab as cgroups
 
 _STEPS = 12
 _BAR = 1 / 1.7

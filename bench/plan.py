@@ -22,12 +22,12 @@ from bench.balance import ROOT, SPEEDS
 from bench.bars import Bar
 from ugro.client.client import Client
 from ugro.client.job_logs import LogChoice
-from ugro.client.planning import PlanWish
-from ugro.core.job import JobState
-from ugro.core.planning import LaunchPlan, Prediction
-from ugro.core.support.state_dir import StateDir
+from ugro.features.planning.client import PlanWish
+from ugro.features.planning.model import LaunchPlan, Prediction
+from ugro.kernel.jobs.model import JobState
+from ugro.kernel.support.state_dir import StateDir
 from ugro.lab.lab import Lab
-from ugro.lab.shape import Wish
+from ugro.lab.nodes import Wish
 
 CASES = {"gpt": 48, "conv": 96, "mlp": 384}  # global batches
 _TIMES = {"gpt": 1, "conv": 3, "mlp": 3}  # as many steps: theirs are shorter

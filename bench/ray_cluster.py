@@ -24,7 +24,7 @@ from tests.rig.waiting import end_all_with_variable
 
 from bench.bars import Bar, Row, print_rows
 from ugro.client.client import Client
-from ugro.core.ray_cluster import ClusterWish, WorkerSize
+from ugro.features.ray.model import ClusterWish, WorkerSize
 
 _LIMIT_S = 180
 _SHARE = 1.2

@@ -14,11 +14,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from ugro.core.job import ALL_GPUS, JobSpec, Launcher, Resources
-from ugro.policy.scheduling.cluster_view import ClusterView, GpuView, Holding, NodeView, Waiting
-from ugro.policy.scheduling.decision import Start
-from ugro.policy.scheduling.scheduler import schedule
-from ugro.policy.scheduling.why import why
+from ugro.kernel.jobs.model import ALL_GPUS, JobSpec, Launcher, Resources
+from ugro.kernel.jobs.scheduling.model import ClusterView, GpuView, Holding, NodeView, Start, Waiting
+from ugro.kernel.jobs.scheduling.scheduler import schedule
+from ugro.kernel.jobs.scheduling.why import why
 
 GIB = 2**30
 NODES = 1000

@@ -18,8 +18,8 @@ from tests.rig.door import DoorRig, Load, missing_haproxy, open_door, request
 
 from bench.bars import Bar
 from bench.peers_serve import RayServe, missing_ray_serve
-from ugro.core.door import Balance, NewServer
-from ugro.policy.serving.weights import Weighing, next_weights
+from ugro.features.services.model import Balance, NewServer
+from ugro.features.services.rules.load import Weighing, next_weights
 
 TIMES_S = {"fast": 0.02, "middle": 0.04, "slow": 0.08}
 _LOW, _HIGH = 15.0, 60.0  # requests a second; the latter is 70 % of what the replicas can do

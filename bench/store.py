@@ -19,9 +19,9 @@ from tests.rig import postgres
 from tests.rig.postgres import PostgresServer
 
 from bench.bars import Bar, Row, print_rows
-from ugro.core.job import JobSpec
-from ugro.store.database import Store
-from ugro.store.locate import postgres_at
+from ugro.kernel.jobs.model import JobSpec
+from ugro.kernel.store.address import postgres_at
+from ugro.kernel.store.database import Store
 
 _TOGETHER = 1500
 _ALONE = 300

@@ -21,9 +21,9 @@ from pathlib import Path
 from bench.bars import Bar
 from bench.sweep_simulated import RayTune, Search, Ugro, best_after
 from ugro.client.client import Client
-from ugro.client.sweeps import SweepWish
-from ugro.core.event import Event
-from ugro.core.sweep import Budget, SweepState
+from ugro.features.sweeps.client import SweepWish
+from ugro.features.sweeps.model import Budget, SweepState
+from ugro.kernel.agent.model import Event
 
 _SEEDS = 30
 _SPEEDS = (1.0, 0.5, 0.25)

@@ -9,11 +9,10 @@ from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any, Protocol
 
-from ugro.agent.sweep.sampler import Chooser
-from ugro.core.sweep import Point, Trial, TrialState
-from ugro.policy.sweep.history import best_of
-from ugro.policy.sweep.pruning import to_prune
-from ugro.policy.sweep.reading import read
+from ugro.features.sweeps.model import Point, Trial, TrialState
+from ugro.features.sweeps.rules.decision import best_of, to_prune
+from ugro.features.sweeps.rules.reading import read
+from ugro.features.sweeps.service.sampler import Chooser
 
 STEPS = 81
 _METRIC = "loss"

@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from bench.sweep import Steps, run_sweep
-from ugro.core.event import Event
-from ugro.core.support.moment import unix_seconds
+from ugro.kernel.agent.model import Event
+from ugro.kernel.support.moments import unix_seconds
 
 _BAND = re.compile(r" at step (\d+):")
 _STAGES = (

@@ -23,7 +23,7 @@ from tests.rig.sshd import SshdFarm
 
 from bench.bars import Bar, Row, fastest, print_rows
 from ugro.client.client import Client
-from ugro.core.code import SyncReport
+from ugro.kernel.files.model import SyncReport
 
 _FOLDERS, _FILES = 100, 100  # in all 10,000 files of 10 kB on average
 _LIMIT_S = 300

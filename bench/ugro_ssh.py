@@ -17,9 +17,9 @@ from tests.rig.waiting import wait_until
 
 from bench.peers_ssh import Measurement
 from ugro.client.client import Client
-from ugro.core.node import NodeSpec, Status
-from ugro.nodes.link import Link
-from ugro.nodes.transport import SshOptions
+from ugro.kernel.links.link import Link
+from ugro.kernel.links.model import NodeSpec, Status
+from ugro.kernel.links.transport import SshOptions
 
 _WARM_UP_CALLS = 50
 # The machine's own python3 may be a slow shim of a version manager, which would measure that and not us.
@@ -112,7 +112,7 @@ def _cluster_file(farm: SshdFarm, nodes: int) -> Path:
     path = farm.cluster_yaml(nodes={node.name: python for node in farm.nodes[:nodes]})
     lines = path.read_text()
     if nodes < len(farm.nodes):
-        from ugro.config.edit import remove_node
+        from ugro.kernel.config.edit import remove_node
 
         for node in farm.nodes[nodes:]:
             lines = remove_node(lines, node.name)

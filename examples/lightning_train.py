@@ -16,7 +16,12 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn
 
-from ugro.train.integrations.lightning import UgroCallback, UgroLogger, UgroStrategy, checkpoint_to_resume  # ugro
+from ugro.train.integrations.lightning import (
+    UgroCallback,
+    UgroLogger,
+    UgroStrategy,
+    checkpoint_to_resume,  # ugro
+)
 
 FEATURES, CLASSES = 32, 4
 

@@ -104,7 +104,7 @@ def set_late() -> int:
     for name, text in _texts(SOURCES).items():
         if not name.startswith(("agent/", "kernel/", "features/")):
             continue
-        builds = name.endswith(("/wiring.py", "agent/agent.py"))
+        builds = name.endswith(("/wiring.py", "kernel/agent/agent.py"))
         found += sum(_late(function) for function in _functions(text) if builds or function.name == "__init__")
     return found
 

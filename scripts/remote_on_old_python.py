@@ -15,7 +15,7 @@ def main() -> int:
     source = Path(__file__).resolve().parent.parent / "src"
     sys.path.insert(0, str(source))
     package = str(source / "ugro" / "remote")
-    names = [module.name for module in pkgutil.walk_packages([package], "ugro.remote.")]
+    names = [module.name for module in pkgutil.walk_packages([package], "ugro.node.")]
     for name in names:
         if not name.endswith(".__main__"):
             importlib.import_module(name)

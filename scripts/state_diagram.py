@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from ugro.core.job import FINAL_STATES, MOVES
+from ugro.kernel.jobs.model import FINAL_STATES, MOVES
 
 _BEGIN, _END = "<!-- moves: made by scripts/state_diagram.py -->\n", "<!-- end of moves -->\n"
 

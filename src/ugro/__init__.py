@@ -12,9 +12,9 @@ __version__ = "0.1.0"
 __all__ = ["Client", "Pool", "RemoteClient", "__version__"]
 
 if TYPE_CHECKING:
-    from ugro.batch.pool import Pool
     from ugro.client.client import Client
-    from ugro.client.remote.client import RemoteClient
+    from ugro.features.batches.pool import Pool
+    from ugro.features.remote_access.client.agent import RemoteClient
 
 
 def __getattr__(name: str) -> Any:
@@ -23,11 +23,11 @@ def __getattr__(name: str) -> Any:
 
         return Client
     if name == "RemoteClient":
-        from ugro.client.remote.client import RemoteClient
+        from ugro.features.remote_access.client.agent import RemoteClient
 
         return RemoteClient
     if name == "Pool":
-        from ugro.batch.pool import Pool
+        from ugro.features.batches.pool import Pool
 
         return Pool
     raise AttributeError(f"module 'ugro' has no attribute {name!r}")

@@ -37,12 +37,11 @@ from tests.rig.waiting import (
     wait_until,
     wait_until_dead,
 )
-from ugro.core.node import NodeSpec
-from ugro.nodes.bootstrap import LOCAL_COMMAND, first_lines, node_program
-from ugro.nodes.link import Link
-from ugro.nodes.node import Dialling, Node
-from ugro.nodes.transport import SshOptions
-from ugro.remote import wire
+from ugro.kernel.links.link import Link
+from ugro.kernel.links.model import NodeSpec
+from ugro.kernel.links.node import Dialling, Node
+from ugro.kernel.links.transport import LOCAL_COMMAND, SshOptions, first_lines, node_program
+from ugro.node import wire
 
 P = ParamSpec("P")
 FarmT = TypeVar("FarmT", bound=Farm[Any])

@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from ugro.core.job import Job
+from ugro.kernel.jobs.model import Job
 
 
 class ModelResults:

@@ -36,8 +36,8 @@ from tests.rig.netns import NetnsFarm
 from tests.rig.sshd import Farm, SshdFarm
 from tests.rig.waiting import end_all_with_variable, wait_until
 from ugro import Client
-from ugro.core.errors import InSafeMode, NotFound, Unreachable
-from ugro.core.job import Job
+from ugro.kernel.jobs.model import Job
+from ugro.kernel.support.errors import InSafeMode, NotFound, Unreachable
 
 T = TypeVar("T")
 _COMMANDS_AT_ONCE = 4

@@ -16,28 +16,28 @@ from typing import Any, TypeVar, cast
 
 from tests.proof.absent import ModelResults, NoCode
 from tests.proof.modelnode import Key, ModelNode
-from ugro.agent.artifacts.collector import Collector
-from ugro.agent.artifacts.inline_logs import SmallLogs
-from ugro.agent.engine.reconciler import Engine
-from ugro.agent.support.change_signal import ChangeSignal
-from ugro.agent.tracking.run_tracker import Sighting
-from ugro.agent.tracking.scheduler_input import Live
-from ugro.core.errors import RemoteFailure, UgroError, Unreachable
-from ugro.core.job import Job, JobState, Share
-from ugro.core.node import Machine
-from ugro.core.owner import OwnerReport
-from ugro.core.plan import NodePlan, Plan, RankPlan
-from ugro.core.python_env import Made
-from ugro.core.support import clock as machine
-from ugro.core.support.moment import Instant, Reading, place_s
-from ugro.nodes.inventory import Inventory
-from ugro.nodes.runs import Identity, Moment, RunStart, RunStatus
-from ugro.policy.lifecycle.attempt import NodeRun, RunState
-from ugro.policy.lifecycle.clock import Jump
-from ugro.policy.scheduling.cluster_view import ClusterView, GpuView, Holding, NodeView
-from ugro.store.engine import Database, Opening, Work, _Request
-from ugro.store.jobs import JobStore
-from ugro.workloads.planning import ranks_on
+from ugro.features.environments.model import Made
+from ugro.features.power.model import OwnerReport
+from ugro.kernel.agent.rules import Jump
+from ugro.kernel.files.results.collector import Collector
+from ugro.kernel.files.results.log_mirror import SmallLogs
+from ugro.kernel.jobs.engine.plan import ranks_on
+from ugro.kernel.jobs.engine.reconciler import Engine
+from ugro.kernel.jobs.engine.rules.attempt import NodeRun, RunState
+from ugro.kernel.jobs.engine.run_tracker import Sighting
+from ugro.kernel.jobs.engine.runs import Identity, Moment, RunStart, RunStatus
+from ugro.kernel.jobs.engine.scheduler_input import Live
+from ugro.kernel.jobs.model import Job, JobState, Share
+from ugro.kernel.jobs.records import NodePlan, Plan, RankPlan
+from ugro.kernel.jobs.scheduling.model import ClusterView, GpuView, Holding, NodeView
+from ugro.kernel.jobs.store import JobStore
+from ugro.kernel.links.cluster import Inventory
+from ugro.kernel.links.model import Machine
+from ugro.kernel.store.engine import Database, Opening, Work, _Request
+from ugro.kernel.support import moments as machine
+from ugro.kernel.support.aio import ChangeSignal
+from ugro.kernel.support.errors import RemoteFailure, UgroError, Unreachable
+from ugro.kernel.support.moments import Instant, Reading, place_s
 
 T = TypeVar("T")
 GPUS_OF_A_NODE = 2

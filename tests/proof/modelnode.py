@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, cast
 
-from ugro.core.errors import RemoteFailure
-from ugro.core.node import Machine
-from ugro.nodes.runs import RankRecord, RunStart, RunStatus
+from ugro.kernel.jobs.engine.runs import RankRecord, RunStart, RunStatus
+from ugro.kernel.links.model import Machine
+from ugro.kernel.support.errors import RemoteFailure
 
 Key = tuple[int, int]  # job and attempt
 

@@ -20,8 +20,8 @@ from tests.rig.judge import Book, Final, Ledger, Task, Verdict, judge, orphans
 from tests.rig.waiting import end_all_with_variable, wait_until
 from ugro import Client
 from ugro.client.http import AgentGone
-from ugro.core.errors import StoreAway, UgroError, Unreachable
-from ugro.core.job import Job
+from ugro.kernel.jobs.model import Job
+from ugro.kernel.support.errors import StoreAway, UgroError, Unreachable
 
 T = TypeVar("T")
 _PATIENCE_S = 40.0

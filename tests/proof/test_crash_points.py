@@ -20,10 +20,10 @@ from tests.rig.judge import Final, Task
 from tests.rig.tiers import sample
 from tests.rig.waiting import wait_until
 from ugro import Client
-from ugro.agent.support.crashpoint import POINTS
-from ugro.core.node import NodeSpec
-from ugro.nodes.link import Link
-from ugro.nodes.transport import SshOptions
+from ugro.kernel.links.link import Link
+from ugro.kernel.links.model import NodeSpec
+from ugro.kernel.links.transport import SshOptions
+from ugro.kernel.support.process import POINTS
 
 GOOD = Task("good", lines=40, leaves_child=True)
 BAD = Task("bad", codes=(7,))

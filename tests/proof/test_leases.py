@@ -18,8 +18,7 @@ from tests.rig.judge import Book, Entry, Ledger, Task, judge, orphans
 from tests.rig.netns import NetnsFarm
 from tests.rig.waiting import signal_all, wait_until
 from ugro import Client
-from ugro.core.failure import Cause
-from ugro.core.job import Disconnect, Ending, JobSpec, JobState, OnLost, Stop
+from ugro.kernel.jobs.model import Cause, Disconnect, Ending, JobSpec, JobState, OnLost, Stop
 
 # Longer than the silence by which a node counts as unreachable: who takes that for death restarts too soon.
 _LEASE_S = 6.0

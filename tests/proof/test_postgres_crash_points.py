@@ -16,9 +16,9 @@ from tests.rig.judge import Final, Task
 from tests.rig.postgres import PostgresServer
 from tests.rig.postgres_relay import PostgresRelay
 from tests.rig.waiting import wait_until
-from ugro.agent.support.crashpoint import POINTS
-from ugro.core.support.state_dir import StateDir
-from ugro.store.address import PostgresAddress, write_address
+from ugro.kernel.store.address import PostgresAddress, write_address
+from ugro.kernel.support.process import POINTS
+from ugro.kernel.support.state_dir import StateDir
 
 pytestmark = pytest.mark.proof
 _REACHED_S = 60

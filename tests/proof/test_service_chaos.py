@@ -18,7 +18,7 @@ from tests.rig import needs
 from tests.rig.agent import end_agent
 from tests.rig.service import ServicePlace
 from tests.rig.waiting import wait_until
-from ugro.core.service import Phase
+from ugro.features.services.model import Phase
 
 log = logging.getLogger(__name__)
 # Read now: a test begins without variables of this name.

@@ -10,8 +10,8 @@ from tests.rig.service import ServicePlace, words
 from tests.rig.stores import use_engine
 from tests.rig.tiers import sample
 from tests.rig.waiting import wait_until
-from ugro.agent.support.crashpoint import SERVICE_POINTS
-from ugro.core.service import Phase
+from ugro.features.services.model import Phase
+from ugro.kernel.support.process import SERVICE_POINTS
 
 _REACHED_S = 60
 LATER = ("service.decided@2", "service.submitted@3", "service.added@3", "service.cancelled@2", "service.removed@2")

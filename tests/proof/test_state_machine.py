@@ -23,12 +23,11 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from tests.proof.model import Clock, ModelAgent
 from tests.proof.modelnode import Key, ModelNode, Of
-from ugro.core.errors import UgroError
-from ugro.core.failure import Cause
-from ugro.core.job import (
+from ugro.kernel.jobs.model import (
     FINAL_STATES,
     HOLDING_STATES,
     MOVES,
+    Cause,
     Elastic,
     Ending,
     Job,
@@ -38,6 +37,7 @@ from ugro.core.job import (
     Resources,
     Retry,
 )
+from ugro.kernel.support.errors import UgroError
 
 T = TypeVar("T")
 NODES = ("n1", "n2", "n3")

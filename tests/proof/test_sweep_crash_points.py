@@ -13,9 +13,9 @@ from tests.rig.stores import use_engine
 from tests.rig.tiers import sample
 from tests.rig.waiting import wait_until
 from ugro import Client
-from ugro.agent.support.crashpoint import SWEEP_POINTS
-from ugro.client.sweeps import SweepWish
-from ugro.core.sweep import Budget, SweepReport
+from ugro.features.sweeps.client import SweepWish
+from ugro.features.sweeps.model import Budget, SweepReport
+from ugro.kernel.support.process import SWEEP_POINTS
 
 _REACHED_S = 60
 _OVER_S = 90

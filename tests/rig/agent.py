@@ -39,7 +39,7 @@ class AgentProcess:
         """``descriptors``: how many it may have open, and how many it may ask for."""
         self.home = home
         ready, theirs = os.pipe()
-        argv = [sys.executable, "-m", "ugro.agent", "--home", str(home), "--cluster", str(cluster)]
+        argv = [sys.executable, "-m", "ugro.kernel.agent", "--home", str(home), "--cluster", str(cluster)]
         with (home / "agent.said").open("ab") as said:
             self.process = subprocess.Popen(
                 [*argv, "--ready-fd", str(theirs)],

@@ -22,7 +22,7 @@ from torch import nn
 
 import ugro.train as ut
 from tests.rig.gradients import Explosive, whole
-from ugro.core.errors import UgroError
+from ugro.kernel.support.errors import UgroError
 
 FEATURES, BATCH = 3, 21
 SAMPLES = 3 * BATCH + 2  # of the last batch, one of three ranks gets one sample, and another gets none

@@ -17,13 +17,13 @@ from pathlib import Path
 from tests.rig.clock import RigClock
 from tests.rig.nodeprogram import AGENT, agent_folder
 from tests.rig.waiting import end_all_with_variable, processes_with_variable, signal_all, stop_trees
-from ugro.agent.artifacts.checkpoint_sync import CheckpointSync
-from ugro.core.errors import NotFound
-from ugro.core.job import Checkpoint, Job, JobSpec, JobState
-from ugro.core.node import NodeSpec
-from ugro.nodes.node import Dialling, Node
-from ugro.nodes.runs import Identity
-from ugro.nodes.transport import SshOptions
+from ugro.kernel.files.results.checkpoints import CheckpointSync
+from ugro.kernel.jobs.engine.runs import Identity
+from ugro.kernel.jobs.model import Checkpoint, Job, JobSpec, JobState
+from ugro.kernel.links.model import NodeSpec
+from ugro.kernel.links.node import Dialling, Node
+from ugro.kernel.links.transport import SshOptions
+from ugro.kernel.support.errors import NotFound
 
 MARK = "TEST_CHECKPOINT_NODE"
 LONG_AGO = "2020-01-01T00:00:00+00:00"

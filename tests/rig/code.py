@@ -14,17 +14,17 @@ from pathlib import Path
 from hypothesis import strategies as st
 
 from tests.rig.waiting import end_all_with_variable
-from ugro.agent.code.scanner import Choices
-from ugro.agent.code.snapshot_store import SnapshotRequest, SnapshotStore, StoredSnapshot
-from ugro.agent.code.transfer import CodeTransfers
-from ugro.core.node import NodeSpec
-from ugro.nodes.node import Dialling, Node
-from ugro.nodes.runs import Identity
-from ugro.nodes.transport import SshOptions
-from ugro.remote import trees
-from ugro.remote.cas.checkout import check_out
-from ugro.remote.cas.contents import store_in
-from ugro.store.database import Store
+from ugro.kernel.files.code.scanner import Choices
+from ugro.kernel.files.code.snapshot_store import SnapshotRequest, SnapshotStore, StoredSnapshot
+from ugro.kernel.files.code.transfer import CodeTransfers
+from ugro.kernel.jobs.engine.runs import Identity
+from ugro.kernel.links.model import NodeSpec
+from ugro.kernel.links.node import Dialling, Node
+from ugro.kernel.links.transport import SshOptions
+from ugro.kernel.store.database import Store
+from ugro.node import trees
+from ugro.node.files.checkout import check_out
+from ugro.node.files.contents import store_in
 
 MARK = "TEST_CODE_NODE"
 AGENT = "agent-1"

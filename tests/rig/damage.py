@@ -12,8 +12,8 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
-from ugro.core.job import JobSpec
-from ugro.store.database import Store
+from ugro.kernel.jobs.model import JobSpec
+from ugro.kernel.store.database import Store
 
 JOBS = 30
 _PAGE = 4096

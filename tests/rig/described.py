@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 from jsonschema import Draft202012Validator
 
-from ugro.agent.api.answers import JSON, LINES
+from ugro.kernel.operations.answers import JSON, LINES
 
 Schema = Mapping[str, Any]
 _GAP = re.compile(r"\{[a-z]+\}")

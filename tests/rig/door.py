@@ -24,11 +24,10 @@ from tests.rig.netns import Cable
 from tests.rig.ports import free_port
 from tests.rig.sshd import command
 from tests.rig.waiting import descendants, is_alive, name_of, wait_until_dead
-from ugro.agent.services.door import DoorClient
-from ugro.core.door import DoorSettings, DoorStats, NewServer, Server
-from ugro.core.errors import UgroError
-from ugro.workloads.door.machine import RefusedError, find_haproxy
-from ugro.workloads.door_job import door_argv, door_env
+from ugro.features.services.model import DoorSettings, DoorStats, NewServer, Server
+from ugro.features.services.node.door_machine import RefusedError, find_haproxy
+from ugro.features.services.service.door import DoorClient, door_argv, door_env
+from ugro.kernel.support.errors import UgroError
 
 _START_S = 60.0
 _LIMIT_S = 60.0

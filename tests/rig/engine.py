@@ -11,24 +11,23 @@ from pathlib import Path
 
 from tests.rig.stores import store_at
 from tests.rig.waiting import processes_with, processes_with_variable, signal_all, wait_until
-from ugro.agent.artifacts.checkpoint_sync import CheckpointSync
-from ugro.agent.artifacts.collector import Collector, checkpoint_env
-from ugro.agent.artifacts.inline_logs import SmallLogs
-from ugro.agent.artifacts.log_mirror import LogMirror
-from ugro.agent.artifacts.output_sync import OutputSync
-from ugro.agent.code.service import Code
-from ugro.agent.engine.planner import Planner
-from ugro.agent.engine.reconciler import Engine
-from ugro.agent.tracking.cluster import Cluster
-from ugro.agent.tracking.health import HealthCheck
-from ugro.agent.tracking.placed_runs import PlacedRuns
-from ugro.agent.tracking.run_tracker import RunTracker
-from ugro.agent.tracking.scheduler_input import SchedulerInput
-from ugro.core.job import Disconnect, Ending, Job, JobSpec, JobState, OnLost, Retry, Stop
-from ugro.core.support.state_dir import StateDir
-from ugro.nodes.runs import Identity
-from ugro.remote.durable import Numbers
-from ugro.store.database import Store
+from ugro.kernel.files.code.service import Code
+from ugro.kernel.files.results.checkpoints import CheckpointSync
+from ugro.kernel.files.results.collector import Collector, checkpoint_env
+from ugro.kernel.files.results.log_mirror import LogMirror, SmallLogs
+from ugro.kernel.files.results.output_sync import OutputSync
+from ugro.kernel.jobs.engine.launch import Planner
+from ugro.kernel.jobs.engine.placed_runs import PlacedRuns
+from ugro.kernel.jobs.engine.reconciler import Engine
+from ugro.kernel.jobs.engine.run_tracker import RunTracker
+from ugro.kernel.jobs.engine.runs import Identity
+from ugro.kernel.jobs.engine.scheduler_input import SchedulerInput
+from ugro.kernel.jobs.model import Disconnect, Ending, Job, JobSpec, JobState, OnLost, Retry, Stop
+from ugro.kernel.links.cluster import Cluster
+from ugro.kernel.links.reports import HealthCheck
+from ugro.kernel.store.database import Store
+from ugro.kernel.support.state_dir import StateDir
+from ugro.node.durable import Numbers
 
 _LIMIT_S = 60
 SOON_S = 20

@@ -11,12 +11,12 @@ from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from ugro.core.job import JobSpec
-from ugro.core.support.state_dir import StateDir
-from ugro.store.database import Store
-from ugro.store.submissions import About
-from ugro.telemetry.metricstore import MetricStore, job_owner
-from ugro.telemetry.series import Points, SeriesKey
+from ugro.kernel.jobs.model import JobSpec
+from ugro.kernel.jobs.moves import About
+from ugro.kernel.store.database import Store
+from ugro.kernel.support.state_dir import StateDir
+from ugro.kernel.telemetry.curves import Points, SeriesKey
+from ugro.kernel.telemetry.metricstore import MetricStore, job_owner
 
 RATES = ("1e-4", "3e-4", "1e-3", "3e-3")
 SIZES = ("32", "64")

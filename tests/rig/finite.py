@@ -24,7 +24,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compr
 import ugro.train as ut
 from tests.rig.gradients import BATCH, DATA, loss_of, mlp, normalised, whole
 from tests.rig.rounds import round_of
-from ugro.core.errors import UgroError
+from ugro.kernel.support.errors import UgroError
 
 WRONG_STEP, WRONG_RANK, STEPS, RATE = 3, 1, 6, 0.05
 SAID: list[str] = []

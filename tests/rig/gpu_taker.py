@@ -12,15 +12,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import ugro.remote
-from ugro.remote.hardware.gpu_locks import Sharing
+import ugro.node
+from ugro.node.hardware.gpu_locks import Sharing
 
 _SCRIPT = """
 import json, os, sys
-from ugro.remote.hardware import gpu_claims, gpu_locks
-from ugro.remote.hardware.gpus import sampling
-from ugro.remote.presence.gpu_users import GpuUsers
-from ugro.remote.program import Refused
+from ugro.node.hardware import gpu_claims, gpu_locks
+from ugro.node.hardware.gpus import sampling
+from ugro.features.power.node.presence import GpuUsers
+from ugro.node.program import Refused
 
 locks = gpu_locks.GpuLocks()
 

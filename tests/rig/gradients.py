@@ -256,7 +256,7 @@ def synchronised_batch_norm() -> dict[str, Any]:
 def synchronised_batch_norm_of_gpus() -> dict[str, Any]:
     """torch's own layer, with kernels of the tests; ranks have unequal shares, and one has none of the last batch."""
     from tests.rig.cuda_kernels import PretendedGpu
-    from ugro.train import batchnorm
+    from ugro.train.parallel import way as batchnorm
 
     run, model, optimizer, loader, judge = begin(normalised, balance="static", speeds=(1, 0.5, 0.25))
     batchnorm.synchronised(model, run._stepping.company, is_on_gpu=True)

@@ -13,12 +13,12 @@ from typing import Any
 from fastapi import FastAPI
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ugro.agent.agent import Agent
-from ugro.agent.api.app import create_app
-from ugro.agent.api.gate import CALLER
-from ugro.core.cluster_file import ServedFile
-from ugro.core.identity import Caller, Role
-from ugro.core.support.state_dir import StateDir
+from ugro.kernel.access.gate import CALLER
+from ugro.kernel.access.model import Caller, Role
+from ugro.kernel.agent.agent import Agent
+from ugro.kernel.agent.model import ServedFile
+from ugro.kernel.operations.app import create_app
+from ugro.kernel.support.state_dir import StateDir
 
 _ANSWER_S = 60
 MEMBER = "daemon"  # a user and a group that every Debian has; nobody logs in as it

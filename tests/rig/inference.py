@@ -98,7 +98,7 @@ def started(
     *options: str, cwd: Path, env: Mapping[str, str] | None = None, stderr: Any = subprocess.PIPE
 ) -> Iterator[subprocess.Popen[bytes]]:
     clean = {name: value for name, value in os.environ.items() if not name.startswith("UGRO_")}
-    argv = [sys.executable, "-m", "ugro.inference", "--port", "0", *options]
+    argv = [sys.executable, "-m", "ugro.features.services.inference", "--port", "0", *options]
     process = subprocess.Popen(argv, cwd=cwd, env={**clean, **(env or {})}, stderr=stderr)
     try:
         yield process

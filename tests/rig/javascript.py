@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from ugro.client.sweep_page import modules
-from ugro.policy.sweep.script import bundle, needed
+from ugro.web.report import bundle, needed
+from ugro.web.report_assets import modules
 
 _TIMEOUT_S = 60
 

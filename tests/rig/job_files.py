@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from ugro.config.job.file import Resolve, parse_job
-from ugro.core.errors import NotFound
-from ugro.core.job import JobSpec
+from ugro.kernel.jobs.config.file import Resolve, parse_job
+from ugro.kernel.jobs.model import JobSpec
+from ugro.kernel.support.errors import NotFound
 
 JOBS = {"prepare": 7, "last": 9}
 

@@ -19,7 +19,7 @@ from threading import Lock
 
 from tests.rig import witness
 from tests.rig.waiting import is_alive, processes_with_variable
-from ugro.remote.runs.inline_logs import MOST_BYTES
+from ugro.node.runs.logs import MOST_BYTES
 
 MARK = "UGRO_RUN_DIR"
 _ANSWERED_S = 1.0  # an answer is noted here at most so long after the agent gave it

@@ -9,8 +9,8 @@ from tests.rig.ledger import Ledger
 from tests.rig.nodeprogram import LocalNode
 from tests.rig.waiting import wait_until
 from tests.rig.watcher import Watcher
-from ugro.nodes.link import Link
-from ugro.remote.clock import boot_id
+from ugro.kernel.links.link import Link
+from ugro.node.clock import boot_id
 
 
 def spec_of(ledger: Ledger, device: int, *words: Any, **more: Any) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "src"))
 
-from ugro.remote import wire
+from ugro.node import wire
 
 _READY = b" ready\n"
 _AT_ONCE = 64

@@ -52,9 +52,8 @@ async def announce(kind: str, name: str, address: str, port: str) -> None:
 
 
 async def browse(service: str) -> None:
-    from ugro.agent.discovery.watch import SourceWatch
-    from ugro.nodes.discovery.candidates import Rules
-    from ugro.nodes.discovery.mdns import MdnsSource
+    from ugro.features.discovery.candidates import Rules, SourceWatch
+    from ugro.features.discovery.sources import MdnsSource
 
     changed = asyncio.Event()
     watch = SourceWatch(MdnsSource(service, look_s=0.2), Rules(), changed.set)

@@ -7,7 +7,7 @@ import struct
 import zlib
 from collections.abc import Mapping
 
-from ugro.core.support.crc32c import masked
+from ugro.features.trackers.tfevents import masked
 
 _BLOCK = 32 << 10
 

@@ -19,14 +19,14 @@ from tests.rig.waiting import (
     signal_all,
     wait_until,
 )
-from ugro.core.errors import RemoteFailure
-from ugro.core.node import NodeSpec
-from ugro.nodes.link import Link
-from ugro.nodes.transport import SshOptions
-from ugro.remote import durable
-from ugro.remote.identity import node_key
-from ugro.remote.process_id import ProcessName
-from ugro.remote.state.rundir import AgentDir
+from ugro.kernel.links.link import Link
+from ugro.kernel.links.model import NodeSpec
+from ugro.kernel.links.transport import SshOptions
+from ugro.kernel.support.errors import RemoteFailure
+from ugro.node import durable
+from ugro.node.machine import node_key
+from ugro.node.process.terminate import ProcessName
+from ugro.node.runs.rundir import AgentDir
 
 T = TypeVar("T")
 AGENT = "agent-1"

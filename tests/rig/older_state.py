@@ -11,9 +11,8 @@ from pathlib import Path
 
 from tests.rig.agent import end_agent
 from tests.rig.waiting import wait_until
-from ugro.core.support.state_dir import StateDir
-from ugro.store.address import PostgresAddress, read_address
-from ugro.store.locate import postgres_at
+from ugro.kernel.store.address import PostgresAddress, postgres_at, read_address
+from ugro.kernel.support.state_dir import StateDir
 
 _LOCK_S = 30.0
 RECORDS = ("agent.mark", "agent.journal")
@@ -23,7 +22,7 @@ def saved(home: Path, to: Path) -> Path:
     """A copy of the state as it is now, while the agent runs."""
     to.unlink(missing_ok=True)
     if (address := read_address(StateDir(home))) is not None:
-        from ugro.store.postgres_copy import export  # not everywhere
+        from ugro.kernel.store.postgres import export  # not everywhere
 
         export(address, to)
         return to
@@ -52,7 +51,7 @@ def put_back(home: Path, copy: Path, *, without: tuple[str, ...] = ()) -> None:
 
 
 def _load(copy: Path, address: PostgresAddress) -> None:
-    from ugro.store.postgres_copy import load
+    from ugro.kernel.store.postgres import load
 
     database = postgres_at(address)
     with database.held():

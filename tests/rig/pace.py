@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ugro.client.client import Client, Ended, OutputPiece
-from ugro.core.errors import RemoteFailure
+from ugro.kernel.support.errors import RemoteFailure
 
 _LEAD_S = 1.0  # within it, the slowest node has started its part
 # Argument 1 is when to begin, which all nodes of a lab read from one clock, and 2 for how many seconds.

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 import ugro.train as ut
-from ugro.core.errors import UgroError
+from ugro.kernel.support.errors import UgroError
 
 TOKENS, LENGTH, WIDTH, BATCH = 11, 5, 8, 24
 SAMPLES = 3 * BATCH + 7  # the last batch is short, and cannot be cut evenly

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from tests.rig.waiting import wait_until
-from ugro.store.address import PostgresAddress
+from ugro.kernel.store.address import PostgresAddress
 
 _USER = "postgres"  # PostgreSQL refuses to run as root
 _PATIENCE_S = 60

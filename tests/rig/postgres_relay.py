@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Literal, Self
 
 from tests.rig.postgres import PostgresServer
-from ugro.store.address import PostgresAddress
+from ugro.kernel.store.address import PostgresAddress
 
 _SOCKET = ".s.PGSQL.5432"
 _COMMIT = b"; COMMIT"

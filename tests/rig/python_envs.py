@@ -19,18 +19,17 @@ import pytest
 
 from tests.rig.waiting import end_all_with_variable
 from tests.rig.wheels import Wheel
-from ugro.agent.python_env.tools import Tools
-from ugro.agent.python_env.workshop import Workshop
-from ugro.core.errors import EnvFailed
-from ugro.core.node import NodeSpec
-from ugro.core.python_env import Blob, Platform, Recipe
-from ugro.nodes.node import Dialling, Node
-from ugro.nodes.python_envs import PythonEnvs
-from ugro.nodes.runs import Identity
-from ugro.nodes.transport import SshOptions
-from ugro.remote import trees
-from ugro.remote.cas.contents import store_in
-from ugro.remote.cas.packs import PackWriter
+from ugro.features.environments.model import Blob, Platform, Recipe
+from ugro.features.environments.service.node_envs import PythonEnvs
+from ugro.features.environments.service.tools import Tools, Workshop
+from ugro.kernel.jobs.engine.runs import Identity
+from ugro.kernel.links.model import NodeSpec
+from ugro.kernel.links.node import Dialling, Node
+from ugro.kernel.links.transport import SshOptions
+from ugro.kernel.support.errors import EnvFailed
+from ugro.node import trees
+from ugro.node.files.contents import store_in
+from ugro.node.files.packs import PackWriter
 
 AGENT = "agent-1"
 MARK = "TEST_ENV_NODE"

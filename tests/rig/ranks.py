@@ -126,7 +126,7 @@ def start_elastic(argv: Sequence[str], folder: Path, ranks: int, variables: Mapp
     folder.mkdir(parents=True, exist_ok=True)
     port = str(free_port())
     variables = {"UGRO_MIN_RANKS": "1", **variables}
-    store = start_one(["-m", "ugro.train.elastic.store"], folder, (ranks, ranks), port)
+    store = start_one(["-m", "ugro.train.elastic_meeting"], folder, (ranks, ranks), port)
     started = Ranks([start_one(argv, folder, (rank, ranks), port, variables) for rank in range(ranks)], folder)
     return ElasticRanks(argv, folder, ranks, variables, port, store, started)
 

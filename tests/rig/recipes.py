@@ -62,7 +62,7 @@ def make(folder: Path) -> None:
 
 
 def tokenizer(texts: list[str]) -> Any:
-    from ugro.train.recipe import tiny
+    from ugro.train.recipe import inputs as tiny
 
     return tiny.tokenizer(texts, 300)
 
@@ -119,8 +119,9 @@ def tables(folder: Path) -> None:
     """One saved, two saved together, and a copy of a dataset of the hub."""
     import datasets
 
-    from ugro.train.recipe import dataset, files
-    from ugro.train.recipe.table import Named
+    from ugro.train.recipe import dataset
+    from ugro.train.recipe import dataset as files
+    from ugro.train.recipe.command_line import Named
 
     kinds = datasets.Features({"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["neg", "pos"])})
     one = datasets.Dataset.from_dict({"text": ["a", "b"], "label": [1, 0]}, features=kinds)
@@ -147,7 +148,7 @@ def apart(folder: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM
 
-    from ugro.recipes.causal_lm.train import Documents, Sequences, collate, keeps_documents_apart
+    from ugro.features.recipes.trainings.causal_lm.train import Documents, Sequences, collate, keeps_documents_apart
 
     found = {}
     for name in ("llama", "gpt2"):

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from tests.rig.checkpoints import Rig, nodes_and_home
 from tests.rig.nodeprogram import AGENT, agent_folder
-from ugro.agent.artifacts.output_sync import OutputSync
-from ugro.core.errors import NotFound
-from ugro.nodes.node import Node
-from ugro.nodes.runs import Identity
+from ugro.kernel.files.results.output_sync import OutputSync
+from ugro.kernel.jobs.engine.runs import Identity
+from ugro.kernel.links.node import Node
+from ugro.kernel.support.errors import NotFound
 
 
 class ResultRig:

@@ -19,8 +19,8 @@ import yaml
 from tests.proof.place import Place
 from tests.rig.ports import free_port
 from tests.rig.waiting import end_all_with_variable, processes_with_variable, wait_until
-from ugro.client.services import ServiceWish, is_settled
-from ugro.core.service import ServiceReport
+from ugro.features.services.client import ServiceWish, is_settled
+from ugro.features.services.model import ServiceReport
 
 # Says which replica and version it is. Bad words: it exits at once, or never gets ready.
 SERVER = """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ugro.core.service import DoorReport, Figures, Phase, ReplicaPhase, ReplicaReport, ServiceReport, Traffic
+from ugro.features.services.model import DoorReport, Figures, Phase, ReplicaPhase, ReplicaReport, ServiceReport, Traffic
 
 
 def service(name: str, **changes: Any) -> ServiceReport:

@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Any
 from tests.rig.browser import Dashboard, browsers, contexts, dashboards
 from tests.rig.training import Pretend
 from tests.rig.waiting import wait_until
-from ugro.core.job import JobState, Share
-from ugro.core.support.state_dir import StateDir
-from ugro.lab.simulated_gpus import SimulatedGpu, build_nvml_stub, write_gpus
-from ugro.policy.balance.mode import Mode
-from ugro.telemetry.metricstore import MetricStore, node_owner
-from ugro.telemetry.series import Points, SeriesKey
+from ugro.kernel.jobs.model import JobState, Share
+from ugro.kernel.support.state_dir import StateDir
+from ugro.kernel.telemetry.curves import Points, SeriesKey
+from ugro.kernel.telemetry.metricstore import MetricStore, node_owner
+from ugro.lab.nodes import SimulatedGpu, build_nvml_stub, write_gpus
+from ugro.train.rules.shares import Mode
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page

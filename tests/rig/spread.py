@@ -31,7 +31,7 @@ from tests.rig.gradients import (
     whole,
     work,
 )
-from ugro.train.parallel.sharded_exchange import time_stalls
+from ugro.train.parallel.sharded import time_stalls
 
 WIDTH = 10  # no multiple of three ranks
 PLAN = {"layers.*.up": "colwise", "layers.*.down": "rowwise"}

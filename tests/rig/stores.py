@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from tests.rig.postgres import shared_server
-from ugro.core.support.state_dir import StateDir
-from ugro.store.address import write_address
-from ugro.store.database import Store
-from ugro.store.locate import postgres_at
-from ugro.telemetry.metricstore import MetricStore
+from ugro.kernel.store.address import postgres_at, write_address
+from ugro.kernel.store.database import Store
+from ugro.kernel.support.state_dir import StateDir
+from ugro.kernel.telemetry.metricstore import MetricStore
 
 ENGINES = ("sqlite", "postgres")
 _engine = os.environ.get("UGRO_TEST_STORE", "sqlite")  # for tests that know nothing of it

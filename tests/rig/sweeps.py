@@ -9,12 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 from random import Random
 
-from ugro.core.support.state_dir import StateDir
-from ugro.core.sweep import Budget, SweepState, Trial, TrialState
-from ugro.policy.sweep.reading import read
-from ugro.policy.sweep.space import random_place, settings
-from ugro.store.database import Store
-from ugro.store.sweeps import NewSweep
+from ugro.features.sweeps.model import Budget, SweepState, Trial, TrialState
+from ugro.features.sweeps.rules.reading import read
+from ugro.features.sweeps.rules.spec import random_place, settings
+from ugro.features.sweeps.store import NewSweep
+from ugro.kernel.store.database import Store
+from ugro.kernel.support.state_dir import StateDir
 
 DOCUMENT = {
     "method": "random",

@@ -28,7 +28,7 @@ from tests.rig.netns import Cable
 from tests.rig.sshd import Farm, NodeOptions
 from tests.rig.stores import use_engine
 from tests.rig.waiting import end_all_with_variable, wait_until
-from ugro.lab.simulated_gpus import SimulatedGpu, build_nvml_stub, write_gpus
+from ugro.lab.nodes import SimulatedGpu, build_nvml_stub, write_gpus
 
 HERE = ("ann", "bob", "cho")  # who use the master itself
 AWAY = "dan"  # who works on another machine

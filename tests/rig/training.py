@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ugro.policy.balance.mode import Mode
-from ugro.policy.balance.planner import Balancer, Batch, Observation
+from ugro.train.rules.balance import Balancer, Batch, Observation
+from ugro.train.rules.shares import Mode
 
 
 @dataclass

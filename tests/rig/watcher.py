@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from tests.rig.nodeprogram import LocalNode
-from ugro.nodes.calls import Stream
-from ugro.nodes.link import Link
-from ugro.remote import wire
+from ugro.kernel.links.calls import Stream
+from ugro.kernel.links.link import Link
+from ugro.node import wire
 
 
 class Watcher:

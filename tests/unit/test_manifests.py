@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-from ugro.config.load import parse_config
-from ugro.nodes.transport import SshOptions, link_command
+from ugro.kernel.config.load import parse_config
+from ugro.kernel.links.transport import SshOptions, link_command
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 FILES = sorted((DEPLOY / "kubernetes").glob("*.yaml"))

@@ -29,28 +29,28 @@ THE_PRINTER = "src/ugro/cli/output.py"
 
 # The files with one handler that catches everything, and why nothing less would do.
 CATCHES_EVERYTHING = {
-    "src/ugro/batch/frames.py": "what a user's object raises when it is pickled or loaded is the answer",
-    "src/ugro/batch/jobs/engine.py": "the top of a thread that keeps a host: a pool would wait for it for ever",
-    "src/ugro/batch/run.py": "the error of the user's own input is raised to the user, after the results before it",
-    "src/ugro/batch/worker.py": "an item may raise anything: it fails alone, and the others go on",
-    "src/ugro/cli/completion.py": "a message would land in the line that the user types",
+    "src/ugro/features/batches/worker.py": "what a user's object raises when it is pickled or loaded is the answer",
+    "src/ugro/features/batches/jobs_engine.py": "the top of a thread that keeps a host: a pool would wait for it for ever",
+    "src/ugro/features/batches/run.py": "the error of the user's own input is raised to the user, after the results before it",
+    "src/ugro/features/batches/worker.py": "an item may raise anything: it fails alone, and the others go on",
+    "src/ugro/cli/candidates.py": "a message would land in the line that the user types",
     "src/ugro/cli/main.py": "the last stop: a user gets one clear line and never a traceback",
-    "src/ugro/inference/batcher.py": "what a user's model raises is the answer to that request; the others go on",
-    "src/ugro/inference/generation/engine.py": "the top of a thread: everybody who waits for a text must hear of it",
-    "src/ugro/inference/threads.py": "the top of a thread: its error is raised in the event loop that waits for it",
-    "src/ugro/train/pieces.py": "a look at what a user's collate function does must not end a training that works",
-    "src/ugro/store/engine.py": "whoever asked for it gets the error; the thread must serve the others",
-    "src/ugro/agent/api/responses.py": "the end of a stream: its reader gets one clear line and not a broken answer",
-    "src/ugro/agent/engine/leases.py": "the top of a loop that must not end: what runs would end for want of our word",
-    "src/ugro/agent/support/loop_watch.py": "the top of a thread that must not end: it speaks for a loop that stands",
-    "src/ugro/agent/engine/reconciler.py": "the top of the daemon's loop: whatever happens to one pass, jobs go on",
+    "src/ugro/features/services/inference/service.py": "what a user's model raises is the answer to that request; the others go on",
+    "src/ugro/features/services/inference/generation.py": "the top of a thread: everybody who waits for a text must hear of it",
+    "src/ugro/features/services/inference/service.py": "the top of a thread: its error is raised in the event loop that waits for it",
+    "src/ugro/train/samples.py": "a look at what a user's collate function does must not end a training that works",
+    "src/ugro/kernel/store/engine.py": "whoever asked for it gets the error; the thread must serve the others",
+    "src/ugro/kernel/operations/responses.py": "the end of a stream: its reader gets one clear line and not a broken answer",
+    "src/ugro/kernel/jobs/engine/leases.py": "the top of a loop that must not end: what runs would end for want of our word",
+    "src/ugro/kernel/agent/loop_watch.py": "the top of a thread that must not end: it speaks for a loop that stands",
+    "src/ugro/kernel/jobs/engine/reconciler.py": "the top of the daemon's loop: whatever happens to one pass, jobs go on",
 }
 
 # Who loads pickles all the same, and whose they are.
 LOADS_ITS_OWN = {
-    "src/ugro/batch/frames.py": "between the processes of one user's pool, over pipes or a cluster of that user",
-    "src/ugro/batch/local.py": "only writes",
-    "src/ugro/batch/local_worker.py": "only writes",
+    "src/ugro/features/batches/worker.py": "between the processes of one user's pool, over pipes or a cluster of that user",
+    "src/ugro/features/batches/local.py": "only writes",
+    "src/ugro/features/batches/pipes.py": "only writes",
 }
 
 # Spelled in pieces, so that this file does not find itself.
@@ -130,7 +130,7 @@ def prints(module: Module) -> Iterator[str]:
 def foreign_imports(module: Module) -> Iterator[str]:
     for line, name in _imports(module):
         top = name.partition(".")[0]
-        is_ours = f"{name}.".startswith("ugro.remote.")
+        is_ours = f"{name}.".startswith("ugro.node.")
         if not is_ours and (top not in sys.stdlib_module_names or top in NEWER_THAN_A_NODE):
             yield f"{module.path}:{line}: a node may have no {name}"
 
@@ -292,7 +292,7 @@ REMOTE = "src/ugro/remote/x.py"
         (prints, "src/x.py", "print('x')"),
         (foreign_imports, REMOTE, "import yaml"),
         (foreign_imports, REMOTE, "import tomllib"),
-        (foreign_imports, REMOTE, "from ugro.core import errors"),
+        (foreign_imports, REMOTE, "from ugro.kernel.support import errors"),
         (foreign_imports, REMOTE, "from ugro import remotely"),
         (foreign_imports, REMOTE, "from ..core import errors"),
         (foreign_imports, REMOTE, "def f():\n    import torch"),
@@ -316,7 +316,7 @@ def test_a_broken_promise_is_noticed(check: Check, path: str, bad: str) -> None:
         (prints, THE_PRINTER, "print('x')"),
         (prints, "src/x.py", "console.print('x')"),
         (foreign_imports, REMOTE, "import os.path\nfrom . import wire\nfrom .wire import f"),
-        (foreign_imports, REMOTE, "import ugro.remote.wire\nfrom ugro.remote import wire"),
+        (foreign_imports, REMOTE, "import ugro.node.wire\nfrom ugro.node import wire"),
         (newer_syntax, REMOTE, "with open(a) as b, open(c) as d: pass"),
     ],
 )

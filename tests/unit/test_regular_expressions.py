@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from tests.rig.growth import is_slow
-from ugro.agent.api import audit_rules
-from ugro.policy.lifecycle import log_signatures
-from ugro.remote.python_env import failures
+from ugro.features.environments.node import failures
+from ugro.kernel.jobs.engine.rules import postmortem as log_signatures
+from ugro.kernel.operations import audit_rules
 from ugro.web import api_allowlist
 
 SRC = Path(__file__).parents[2] / "src"
@@ -27,34 +27,34 @@ HOW = {"compile": None, "match": "match", "fullmatch": "fullmatch"} | dict.fromk
 
 # How many expressions of a file the check names, and why they may stay.
 BOUNDED: Mapping[str, tuple[int, str]] = {
-    "agent/api/answer_schemas.py": (1, "names of our own types"),
-    "config/reference.py": (1, "our own documentation"),
-    "core/support/secret.py": (3, "an address ends before the next ://, and a value that has begun ends in a match"),
-    "policy/sweep/script.py": (1, "our own modules"),
-    "remote/bench/devices.py": (1, "the kernel's /proc/cpuinfo"),
-    "remote/checks/system.py": (1, "a line of the NVIDIA driver"),
-    "remote/files/checkpoint_names.py": (1, "the name of a file: 255 bytes"),
-    "remote/python_env/host.py": (1, "the C library's name"),
-    "remote/python_env/failures.py": (2, "lines of at most 500 characters (Mask)"),
-    "store/dialect.py": (1, "our own SQL"),
-    "train/integrations/places.py": (1, "the name of a file: 255 bytes"),
-    "web/views/activity.py": (1, "the name of a job: 64 characters"),
-    "workloads/door/machine.py": (1, "what HAProxy says of its version"),
+    "kernel/operations/answers.py": (1, "names of our own types"),
+    "kernel/config/reference.py": (1, "our own documentation"),
+    "kernel/support/secrets.py": (3, "an address ends before the next ://, and a value that has begun ends in a match"),
+    "web/report.py": (1, "our own modules"),
+    "features/hardware/node/devices.py": (1, "the kernel's /proc/cpuinfo"),
+    "node/system.py": (1, "a line of the NVIDIA driver"),
+    "node/files/listing.py": (1, "the name of a file: 255 bytes"),
+    "features/environments/node/interpreters.py": (1, "the C library's name"),
+    "features/environments/node/failures.py": (2, "lines of at most 500 characters (Mask)"),
+    "kernel/store/postgres_connection.py": (1, "our own SQL"),
+    "train/checkpoint.py": (1, "the name of a file: 255 bytes"),
+    "web/pages/cluster.py": (1, "the name of a job: 64 characters"),
+    "features/services/node/door_machine.py": (1, "what HAProxy says of its version"),
 }
 # Those that are put together when they are used.
 MADE: Mapping[str, list[tuple[str | re.Pattern[Any], str]]] = {
-    "agent/api/audit_rules.py": [(one.path, "fullmatch") for one in audit_rules.RULES],
-    "config/layout.py": [(r"    [ ]+#", "match")],
-    "policy/lifecycle/log_signatures.py": [
+    "kernel/operations/audit_rules.py": [(one.path, "fullmatch") for one in audit_rules.RULES],
+    "kernel/config/edit.py": [(r"    [ ]+#", "match")],
+    "kernel/jobs/engine/rules/postmortem.py": [
         (pattern, "search")
         for sign in (*log_signatures._ROOTS, *log_signatures._SYMPTOMS)
         for pattern in (sign.pattern, *(one for two in sign.in_order for one in two))
     ],
-    "remote/globs.py": [],  # characters, one after the other; nothing repeats
-    "remote/hardware/gpu_claims.py": [],  # the kernel's list of sockets
-    "remote/python_env/failures.py": [(pattern, "search") for _, _, pattern in failures._SIGNS],
-    "remote/python_env/recipe.py": [],  # classes of one character
-    "train/integrations/places.py": [],  # a number between two fixed texts
+    "node/globs.py": [],  # characters, one after the other; nothing repeats
+    "node/hardware/gpu_claims.py": [],  # the kernel's list of sockets
+    "features/environments/node/failures.py": [(pattern, "search") for _, _, pattern in failures._SIGNS],
+    "features/environments/node/place.py": [],  # classes of one character
+    "train/checkpoint.py": [],  # a number between two fixed texts
     "web/api_allowlist.py": [(pattern, "fullmatch") for pattern in api_allowlist._PATTERNS.values()],
 }
 
@@ -70,7 +70,7 @@ def test_every_regular_expression_takes_time_in_proportion_to_its_text() -> None
 def test_fnmatch_is_not_used_for_what_others_wrote() -> None:
     users = {str(path.relative_to(SRC / "ugro")) for path in SRC.rglob("*.py") if "fnmatch" in words(path)}
     assert users == {"train/parallel/tensor.py"}, (
-        "it is for a training's plan of its own model; others: remote/globs.py"
+        "it is for a training's plan of its own model; others: node/globs.py"
     )
 
 

@@ -108,7 +108,7 @@ def test_dropped_words_stay_out() -> None:
         "class Blank:",
         "fill_blank(folder)",
         "blank_folder",
-        "from ugro.remote import kin",
+        "from ugro.node import kin",
         "class Kin:",
         "a parcel of files",
         "class Herald:",

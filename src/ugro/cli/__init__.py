@@ -1,1 +1,4 @@
-"""The command line: parse, make one client call, hand the result to Output."""
+"""Commands: parse, ask the agent, print.
+
+Does not decide anything, and knows no feature: features bring their own commands.
+"""

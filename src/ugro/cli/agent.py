@@ -3,22 +3,176 @@
 from __future__ import annotations
 
 import os
+import pwd
+import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
 import click
 
-from ugro.cli.install import install, uninstall
 from ugro.cli.jobs.describe import local_time
 from ugro.cli.output import Cell, Output
-from ugro.cli.reconcile import reconcile, show_safe_mode
 from ugro.cli.session import CommandGroup, Session, json_option, pass_session, warn_of_safe_mode
-from ugro.core.agent import AgentStatus
-from ugro.core.backup import Backup, Restored
-from ugro.core.errors import NotAllowed, NotFound, UsageError
-from ugro.core.support.quantity import format_size
+from ugro.client.launcher import is_locked
+from ugro.client.service import Service, Unit, command, lingers
+from ugro.features.safe_mode.cli import reconcile, show_safe_mode
+from ugro.kernel.agent.model import AgentStatus, Backup, Restored
+from ugro.kernel.support.errors import NotAllowed, NotFound, UsageError
+from ugro.kernel.support.quantities import format_size
+from ugro.kernel.support.state_dir import CLUSTER_FILE, CLUSTER_VARIABLE, StateDir
+
+# --- install ----------------------------------------------------------------------------------------------------------
+# ``ugro agent install`` and ``uninstall``: the agent as a service of systemd.
+
+
+_system_option = click.option(
+    "--system", "is_system", is_flag=True, help="A unit of the whole system, which root installs."
+)
+_user_option = click.option(
+    "--user", metavar="NAME", help="With --system: whose agent it is. By default the user who called sudo."
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Account:
+    name: str
+    folder: Path
+    home: StateDir
+
+
+@click.command()
+@_system_option
+@_user_option
+@click.option(
+    "--sandbox/--no-sandbox",
+    "sandbox",
+    default=None,
+    help="Restrict what the agent may do. By default if every node is reached by ssh: jobs on this machine would be "
+    "restricted, too.",
+)
+@click.option("--print", "is_print", is_flag=True, help="Print the unit, and change nothing.")
+@json_option
+@pass_session
+def install(session: Session, is_system: bool, user: str | None, sandbox: bool | None, is_print: bool) -> None:
+    """Run the agent as a systemd service.
+
+    It then starts with the machine, and again after a crash. Without --system it is a unit of your own systemd.
+    Running it again brings the unit up to date. Jobs keep running when the service is restarted, stopped or removed.
+
+    \b
+    Examples:
+      ugro agent install
+      sudo ugro agent install --system --user ann
+      ugro agent install --print
+    """
+    account = _account(is_system, user)
+    unit = _unit(session, account, is_system=is_system, sandbox=sandbox)
+    if is_print:
+        session.output.raw(unit.text().encode())
+        return
+    service = _service(account, is_system=is_system)
+    service.expect_ours(account.home.path)
+    if not service.is_for(account.home) and is_locked(account.home):
+        if is_system:
+            hint = f"stop it first: sudo -u {account.name} ugro agent stop; jobs on the nodes keep running"
+            raise NotAllowed(f"an agent of {account.name} runs already", hint=hint)
+        session.new_client().stop_agent(keeps_cluster=True)
+    is_new = service.install(unit)
+    _show(session.output, service, account, is_new=is_new)
+
+
+@click.command()
+@_system_option
+@_user_option
+@json_option
+@pass_session
+def uninstall(session: Session, is_system: bool, user: str | None) -> None:
+    """Stop the agent's service and remove its unit.
+
+    State, logs and results stay, and jobs on the nodes keep running. The next command starts the agent again, without
+    a service.
+    """
+    account = _account(is_system, user)
+    service = _service(account, is_system=is_system)
+    was_there = service.uninstall(account.home.path)
+    if session.output.is_json:
+        session.output.document({"uninstalled": was_there})
+    if was_there:
+        session.output.note(f"removed {service.path}", f"the state in {account.home.path} is as it was")
+    else:
+        session.output.note(f"the service is not installed: there is no {service.path}")
+
+
+def _account(is_system: bool, user: str | None) -> _Account:
+    if user is not None and not is_system:
+        raise UsageError("--user belongs to --system", hint="sudo ugro agent install --system --user NAME")
+    if not is_system:
+        entry = pwd.getpwuid(os.getuid())
+        return _Account(entry.pw_name, Path(entry.pw_dir), StateDir.find(os.environ))
+    name = user or os.environ.get("SUDO_USER")
+    if name is None:
+        hint = "name the user whose agent it is: --user NAME; it runs jobs and reaches nodes as this user"
+        raise UsageError("--system needs a user", hint=hint)
+    try:
+        entry = pwd.getpwnam(name)
+    except KeyError as error:
+        raise NotFound(f"there is no user {name}", hint="see: getent passwd") from error
+    chosen = os.environ.get("UGRO_HOME")
+    return _Account(name, Path(entry.pw_dir), StateDir(Path(chosen or f"{entry.pw_dir}/.ugro").absolute()))
+
+
+def _service(account: _Account, *, is_system: bool) -> Service:
+    if is_system and os.geteuid() != 0:
+        hint = f"sudo ugro agent install --system --user {account.name}; or without --system, for yourself"
+        raise NotAllowed("only root installs a unit of the whole system", hint=hint)
+    return Service.of_system(account.name) if is_system else Service.of_user(os.environ)
+
+
+def _unit(session: Session, account: _Account, *, is_system: bool, sandbox: bool | None) -> Unit:
+    from ugro.client.before_agent import runs_jobs_here  # reads configurations: other commands do without
+
+    cluster = _cluster_file(session, account)
+    runs_jobs = runs_jobs_here(cluster) if sandbox is None else not sandbox
+    # Host keys are kept there, and wheels of environments; a cluster file is changed by `ugro node add`.
+    folders = [account.folder / ".ssh", account.folder / ".cache", *([cluster.parent] if cluster else [])]
+    return Unit(
+        account.home.path,
+        tuple(command(sys.executable, account.home.path, cluster)),
+        account.name if is_system else None,
+        runs_jobs,
+        tuple(folder for folder in dict.fromkeys(folders) if not folder.is_relative_to(account.home.path)),
+    )
+
+
+def _cluster_file(session: Session, account: _Account) -> Path | None:
+    """The one that was named, else the user's own. One of a folder is not: a service has no folder."""
+    named = session.cluster or os.environ.get(CLUSTER_VARIABLE)
+    if named:
+        path = Path(named).expanduser().absolute()
+        if not path.is_file():
+            raise NotFound(f"{path}: no such cluster file", hint="write one: ugro init")
+        return path
+    own = account.home.path / CLUSTER_FILE
+    return own if own.is_file() else None
+
+
+def _show(output: Output, service: Service, account: _Account, *, is_new: bool) -> None:
+    is_lasting = service.is_system or lingers(account.name)
+    if output.is_json:
+        output.document({"service": {"unit": service.name, "path": str(service.path), "lingers": is_lasting}})
+    word = "installed" if is_new else "already installed"
+    output.note(f"{word}: {service.path}", f"see: {service.command} status {service.name}")
+    if not is_lasting:
+        output.warn(
+            f"the service ends when {account.name} logs out, with jobs on this machine, and does not start at boot",
+            f"sudo loginctl enable-linger {account.name}",
+        )
+
+
+# --- agent ------------------------------------------------------------------------------------------------------------
 
 
 @click.group(cls=CommandGroup)
@@ -43,7 +197,7 @@ for command in (reconcile, install, uninstall):
 @pass_session
 def start(session: Session) -> None:
     """Start the agent, if it is not running."""
-    _show(session.output, session.new_client().agent())
+    _agent_show(session.output, session.new_client().agent())
 
 
 @agent.command()
@@ -65,7 +219,7 @@ def restart(session: Session) -> None:
 
     It then uses the UGRO_* variables of this command. Jobs on the nodes keep running.
     """
-    _show(session.output, session.new_client().restart_agent())
+    _agent_show(session.output, session.new_client().restart_agent())
 
 
 @agent.command()
@@ -85,7 +239,7 @@ def status(session: Session) -> int:
             session.output.document({"agent": None})
         session.output.note("no agent is running; any command starts it, or: ugro agent start")
         return 5
-    _show(session.output, found)
+    _agent_show(session.output, found)
     return 0
 
 
@@ -238,7 +392,7 @@ def _show_addresses(output: Output, status: AgentStatus) -> None:
         output.warn(problem)
 
 
-def _show(output: Output, status: AgentStatus) -> None:
+def _agent_show(output: Output, status: AgentStatus) -> None:
     if output.is_json:
         output.document({"agent": status})
         return

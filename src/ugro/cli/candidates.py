@@ -11,9 +11,19 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.shell_completion import (
+    BashComplete,
+    ShellComplete,
+    add_completion_class,
+    get_completion_class,
+    shell_complete,
+)
+
+from ugro.cli.session import COMPLETION_VARIABLE, Session, pass_session
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
+
 
 _PATIENCE_S = 0.5
 _MOST_JOBS = 50
@@ -43,7 +53,7 @@ def jobs(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> Ite
 
 
 def live_jobs(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> Items:
-    from ugro.core.job import FINAL_STATES, JobState
+    from ugro.kernel.jobs.model import FINAL_STATES, JobState
 
     return _job_items(ctx, parameter, incomplete, [state for state in JobState if state not in FINAL_STATES])
 
@@ -92,7 +102,7 @@ def _job_items(
 
 
 def _nodes() -> list[dict[str, Any]]:
-    from ugro.core.node import by_name
+    from ugro.kernel.links.model import by_name
 
     return sorted(_ask("/v1/nodes").get("nodes", []), key=lambda node: by_name(node["name"]))
 
@@ -116,9 +126,9 @@ def _given(ctx: click.Context, parameter: click.Parameter) -> tuple[str, ...]:
 
 def _ask(path: str) -> Mapping[str, Any]:
     from ugro.client.http import Connection
-    from ugro.client.remote.master import chosen_master
-    from ugro.core.errors import UgroError
-    from ugro.core.support.state_dir import StateDir, chosen_socket
+    from ugro.features.remote_access.client.master import chosen_master
+    from ugro.kernel.support.errors import UgroError
+    from ugro.kernel.support.state_dir import StateDir, chosen_socket
 
     home = StateDir.find(os.environ)
     connection = Connection(chosen_socket(os.environ) or home.socket)
@@ -129,3 +139,49 @@ def _ask(path: str) -> Mapping[str, Any]:
         if isinstance(answer, dict):
             return answer
     return {}
+
+
+# --- completion -------------------------------------------------------------------------------------------------------
+# ``ugro completion``: prints the script with which a shell asks ``ugro`` for candidates, and answers it.
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@pass_session
+@click.pass_context
+def completion(ctx: click.Context, session: Session, shell: str) -> None:
+    """Print a shell completion script.
+
+    It completes commands, options and files; and nodes, labels and jobs while the agent runs. In zsh, compinit must run
+    before it.
+
+    \b
+    Install it for your shell:
+      bash: echo 'eval "$(ugro completion bash)"' >> ~/.bashrc
+      zsh:  echo 'eval "$(ugro completion zsh)"' >> ~/.zshrc
+      fish: ugro completion fish > ~/.config/fish/completions/ugro.fish
+    """
+    kind = get_completion_class(shell)
+    assert kind is not None, shell
+    # Not the class's own source(): bash's starts another bash to ask for its version, each time a shell starts.
+    session.output.block(ShellComplete.source(kind(ctx.find_root().command, {}, "ugro", COMPLETION_VARIABLE)))
+
+
+class Bash(BashComplete):
+    """Bash splits @label into two words, and replaces both."""
+
+    def get_completion_args(self) -> tuple[list[str], str]:
+        args, incomplete = super().get_completion_args()
+        if args and args[-1] == "@":
+            return args[:-1], f"@{incomplete}"
+        return args, incomplete
+
+
+def answer(command: click.Command) -> int:
+    """Prints the candidates for the word that a shell asks about."""
+    add_completion_class(Bash)
+    asked = os.environ[COMPLETION_VARIABLE]
+    try:
+        return shell_complete(command, {}, "ugro", COMPLETION_VARIABLE, asked)
+    except Exception:  # noqa: BLE001  # a message would land in the line that the user types
+        return 1

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 import click
 
 from ugro.cli.session import Session, json_option, pass_session
-from ugro.core.support.quantity import format_duration
+from ugro.kernel.support.quantities import format_duration
 
 if TYPE_CHECKING:
     from ugro.client.client import Client
-    from ugro.core.agent import DashboardLink
+    from ugro.kernel.agent.model import DashboardLink
 
 
 @click.command()
@@ -50,9 +50,8 @@ def dashboard(session: Session, no_open: bool) -> None:
 
 
 def _forward(session: Session, client: Client, link: DashboardLink, *, is_to_open: bool) -> None:
-    from ugro.client.remote.agent import RemoteAgent
-    from ugro.client.remote.forward import DashboardForward
-    from ugro.client.remote.link import MasterLink
+    from ugro.features.remote_access.client.agent import RemoteAgent
+    from ugro.features.remote_access.client.link import DashboardForward, MasterLink
 
     assert isinstance(client.reach, RemoteAgent)
     assert isinstance(client.reach.link, MasterLink)
@@ -87,3 +86,22 @@ def _open(url: str, page: Path) -> None:
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         file.write(f'<!doctype html><title>UGRO</title><meta http-equiv="refresh" content="0;url={escape(url)}">\n')
     webbrowser.open(page.as_uri())
+
+
+# --- metrics ----------------------------------------------------------------------------------------------------------
+# ``ugro metrics``: the page that Prometheus scrapes.
+
+
+@click.command()
+@json_option
+@pass_session
+def metrics(session: Session) -> None:
+    """Print metrics in Prometheus format.
+
+    The same text that Prometheus scrapes. With --json: {"text": …}.
+    """
+    page = session.client().metrics_page()
+    if session.output.is_json:
+        session.output.document({"text": page.decode()})
+    else:
+        session.output.raw(page)

@@ -11,9 +11,9 @@ from ugro.cli import candidates
 from ugro.cli.output import Cell, Output, Style
 from ugro.cli.session import Session, json_option, pass_session
 from ugro.client.client import Client
-from ugro.core.errors import UsageError
-from ugro.core.node import Gpu, NodeReport, Status, by_name
-from ugro.core.support.quantity import format_duration, format_size
+from ugro.kernel.links.model import Gpu, NodeReport, Status, by_name
+from ugro.kernel.support.errors import UsageError
+from ugro.kernel.support.quantities import format_duration, format_size
 
 SIGNS: dict[Status, tuple[str, Style]] = {
     Status.HEALTHY: ("✓", "good"),

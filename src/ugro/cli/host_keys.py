@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 from ugro.cli.output import Output
 from ugro.client.client import Client
-from ugro.core.errors import NotAllowed, UgroError, Unreachable, UsageError
-from ugro.core.hostkey import HostKey
+from ugro.kernel.links.model import HostKey
+from ugro.kernel.support.errors import NotAllowed, UgroError, Unreachable, UsageError
 
 
 def ask(output: Output, key: HostKey, *, yes: bool, replace: bool) -> None:

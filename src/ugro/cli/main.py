@@ -14,7 +14,7 @@ import click
 import ugro
 from ugro.cli.output import Output
 from ugro.cli.session import COMPLETION_VARIABLE, CommandGroup, Session
-from ugro.core.errors import UgroError, UsageError
+from ugro.kernel.support.errors import UgroError, UsageError
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -22,62 +22,62 @@ if TYPE_CHECKING:
 # By heading of `ugro --help`: name → module:attribute, and the first line of the command's own help.
 _GROUPS = {
     "Cluster": {
-        "init": ("ugro.cli.init:init", "Write the cluster file from your SSH hosts, or add hosts to it."),
-        "allow": ("ugro.cli.allow:allow", "Allow a cluster file that was found in a folder."),
-        "deny": ("ugro.cli.allow:deny", "Withdraw the allowance of a cluster file."),
+        "init": ("ugro.features.discovery.cli_init:init", "Write the cluster file from your SSH hosts, or add hosts to it."),
+        "allow": ("ugro.cli.access:allow", "Allow a cluster file that was found in a folder."),
+        "deny": ("ugro.cli.access:deny", "Withdraw the allowance of a cluster file."),
         "node": ("ugro.cli.node:node", "Manage nodes: list, show, add, trust, drain, set up, measure."),
         "health": ("ugro.cli.health:health", "Check the health of nodes."),
-        "doctor": ("ugro.cli.doctor:doctor", "Find problems on nodes and between them, with remedies."),
-        "exec": ("ugro.cli.exec:exec_", "Run a command on several nodes at once."),
-        "env": ("ugro.cli.environments.command:env", "List, show and remove the Python environments on nodes."),
-        "cluster": ("ugro.cli.cluster:cluster", "Run Ray clusters on the nodes: start, scale, stop."),
-        "sync": ("ugro.cli.sync:sync", "Send code to nodes."),
+        "doctor": ("ugro.features.health.cli:doctor", "Find problems on nodes and between them, with remedies."),
+        "exec": ("ugro.features.exec.cli:exec_", "Run a command on several nodes at once."),
+        "env": ("ugro.features.environments.cli:env", "List, show and remove the Python environments on nodes."),
+        "cluster": ("ugro.features.ray.cli:cluster", "Run Ray clusters on the nodes: start, scale, stop."),
+        "sync": ("ugro.cli.jobs.files:sync", "Send code to nodes."),
         "agent": ("ugro.cli.agent:agent", "Start, stop and inspect the agent."),
-        "token": ("ugro.cli.token:token", "Create, list and revoke tokens for programs."),
-        "login": ("ugro.cli.login:login", "Use the agent of another machine from now on."),
-        "logout": ("ugro.cli.login:logout", "Use this machine's own agent again."),
-        "relay": ("ugro.cli.relay:relay", "Carry the connections of a client on another machine."),
+        "token": ("ugro.cli.access:token", "Create, list and revoke tokens for programs."),
+        "login": ("ugro.features.remote_access.cli:login", "Use the agent of another machine from now on."),
+        "logout": ("ugro.features.remote_access.cli:logout", "Use this machine's own agent again."),
+        "relay": ("ugro.features.remote_access.cli_relay:relay", "Carry the connections of a client on another machine."),
         "store": ("ugro.cli.store:store", "Show where the agent's state is kept, or move it."),
-        "completion": ("ugro.cli.completion:completion", "Print a shell completion script."),
+        "completion": ("ugro.cli.candidates:completion", "Print a shell completion script."),
     },
     "Jobs": {
         "run": ("ugro.cli.jobs.submit:run", "Run a command as a job on the best node."),
         "launch": ("ugro.cli.jobs.submit:launch", "Launch a training script on one or more nodes."),
-        "plan": ("ugro.cli.jobs.plan:plan", "Predict how fast a training is on each set of nodes."),
-        "sweep": ("ugro.cli.sweep.command:sweep", "Search for the best settings of a training."),
-        "experiment": ("ugro.cli.experiment.command:experiment", "Compare ways to train on your nodes, with a report."),
-        "serve": ("ugro.cli.serve.command:serve", "Serve a trained model, or any command, behind an HTTP API."),
-        "recipe": ("ugro.cli.recipe:recipe", "List, show and copy the built-in training recipes."),
-        "map": ("ugro.cli.batch.map:map_", "Run a function over many items, in batches that need no tuning."),
-        "estimate": ("ugro.cli.batch.estimate:estimate", "Predict how long a map takes, here and on a cluster."),
+        "plan": ("ugro.features.planning.cli:plan", "Predict how fast a training is on each set of nodes."),
+        "sweep": ("ugro.features.sweeps.cli:sweep", "Search for the best settings of a training."),
+        "experiment": ("ugro.features.experiments.cli:experiment", "Compare ways to train on your nodes, with a report."),
+        "serve": ("ugro.features.services.cli:serve", "Serve a trained model, or any command, behind an HTTP API."),
+        "recipe": ("ugro.features.recipes.cli:recipe", "List, show and copy the built-in training recipes."),
+        "map": ("ugro.features.batches.cli:map_", "Run a function over many items, in batches that need no tuning."),
+        "estimate": ("ugro.features.batches.cli:estimate", "Predict how long a map takes, here and on a cluster."),
         "status": ("ugro.cli.jobs.status:status", "List jobs, or show one."),
-        "why": ("ugro.cli.jobs.why:why", "Explain why a job waits, where it runs, or how it ended."),
+        "why": ("ugro.cli.jobs.status:why", "Explain why a job waits, where it runs, or how it ended."),
         "logs": ("ugro.cli.jobs.logs:logs", "Print the logs of a job."),
-        "wait": ("ugro.cli.jobs.wait:wait", "Wait until jobs have ended."),
-        "cancel": ("ugro.cli.jobs.cancel:cancel", "Stop jobs and all their processes."),
+        "wait": ("ugro.cli.jobs.status:wait", "Wait until jobs have ended."),
+        "cancel": ("ugro.cli.jobs.status:cancel", "Stop jobs and all their processes."),
         "retry": ("ugro.cli.jobs.submit:retry", "Run an ended job again."),
-        "clone": ("ugro.cli.jobs.clone:clone", "Print a job as a job file, to edit and submit again."),
-        "export": ("ugro.cli.jobs.export:export", "Write a job for Slurm, Kubernetes or torchrun."),
+        "clone": ("ugro.cli.jobs.status:clone", "Print a job as a job file, to edit and submit again."),
+        "export": ("ugro.features.export.cli:export", "Write a job for Slurm, Kubernetes or torchrun."),
     },
     "Results": {
-        "results": ("ugro.cli.results.results:results", "Show, fetch, copy or delete the files of a job."),
-        "compare": ("ugro.cli.results.compare:compare", "Show what differs between jobs."),
-        "note": ("ugro.cli.results.note:note", "Show or change the note and tags of a job."),
-        "profile": ("ugro.cli.results.profile:profile", "Show where a training's time goes."),
+        "results": ("ugro.cli.jobs.files:results", "Show, fetch, copy or delete the files of a job."),
+        "compare": ("ugro.features.experiments.cli:compare", "Show what differs between jobs."),
+        "note": ("ugro.features.experiments.cli:note", "Show or change the note and tags of a job."),
+        "profile": ("ugro.features.training.cli:profile", "Show where a training's time goes."),
     },
     "Observe": {
-        "top": ("ugro.cli.top.command:top", "Show nodes, GPUs, jobs, services and alerts, live."),
+        "top": ("ugro.cli.top:top", "Show nodes, GPUs, jobs, services and alerts, live."),
         "dashboard": ("ugro.cli.dashboard:dashboard", "Open the web dashboard."),
-        "events": ("ugro.cli.jobs.events:events", "Print the history of events."),
-        "usage": ("ugro.cli.usage:usage", "Show what users and groups have used, against their quotas."),
-        "audit": ("ugro.cli.audit:audit", "Show who did what, through commands and the dashboard."),
-        "alerts": ("ugro.cli.alerts:alerts", "Show alerts about nodes, and test notification channels."),
-        "hooks": ("ugro.cli.hooks:hooks", "Show and test what is called when something happens."),
-        "metrics": ("ugro.cli.metrics:metrics", "Print metrics in Prometheus format."),
+        "events": ("ugro.cli.jobs.logs:events", "Print the history of events."),
+        "usage": ("ugro.features.quotas.cli:usage", "Show what users and groups have used, against their quotas."),
+        "audit": ("ugro.cli.access:audit", "Show who did what, through commands and the dashboard."),
+        "alerts": ("ugro.features.alerts.cli:alerts", "Show alerts about nodes, and test notification channels."),
+        "hooks": ("ugro.features.hooks.cli:hooks", "Show and test what is called when something happens."),
+        "metrics": ("ugro.cli.dashboard:metrics", "Print metrics in Prometheus format."),
     },
     "Try it": {
-        "demo": ("ugro.cli.demo.command:demo", "Train on three unequal simulated nodes on this machine."),
-        "lab": ("ugro.cli.lab:lab", "Create simulated nodes on this machine."),
+        "demo": ("ugro.lab.cli_demo:demo", "Train on three unequal simulated nodes on this machine."),
+        "lab": ("ugro.lab.cli:lab", "Create simulated nodes on this machine."),
     },
 }
 # They are about files and processes of this machine.
@@ -174,7 +174,7 @@ def _expect_directory() -> None:
 def main() -> None:
     _mend_streams()
     if COMPLETION_VARIABLE in os.environ:
-        from ugro.cli.completion import answer
+        from ugro.cli.candidates import answer
 
         sys.exit(answer(cli))
     code = run(sys.argv[1:])

@@ -6,15 +6,19 @@ from collections.abc import Sequence
 
 import click
 
-from ugro.cli import bench, candidates, doctor, figures, health, host_keys, power
-from ugro.cli.discover import discover
-from ugro.cli.environments import setup
+from ugro.cli import candidates, health, host_keys
 from ugro.cli.output import Cell, Output
 from ugro.cli.session import CommandGroup, Session, json_option, pass_session
-from ugro.core.errors import UsageError
-from ugro.core.node import NodeReport, Status, by_name
-from ugro.core.owner import OwnerReport
-from ugro.core.support.quantity import format_duration, format_size
+from ugro.features.discovery.cli import discover
+from ugro.features.environments import cli as setup
+from ugro.features.hardware import cli as bench
+from ugro.features.hardware import cli as figures
+from ugro.features.health import cli as doctor
+from ugro.features.power import cli as power
+from ugro.features.power.model import OwnerReport
+from ugro.kernel.links.model import NodeReport, Status, by_name
+from ugro.kernel.support.errors import UsageError
+from ugro.kernel.support.quantities import format_duration, format_size
 
 
 @click.group(cls=CommandGroup)

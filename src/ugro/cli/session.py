@@ -9,18 +9,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from ugro.cli.meant import command_meant
-from ugro.cli.output import Output
+from ugro.cli.output import Output, command_meant
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from ugro.client.client import Client
-    from ugro.client.own_agent import OwnWish
-    from ugro.client.reach import Reach
-    from ugro.client.remote.master import Master
-    from ugro.core.errors import Unallowed
-    from ugro.core.safe_mode import SafeMode
+    from ugro.client.reach import OwnWish, Reach
+    from ugro.features.remote_access.client.master import Master
+    from ugro.features.safe_mode.model import SafeMode
+    from ugro.kernel.support.errors import Unallowed
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -69,8 +67,8 @@ class Session:
     @property
     def master(self) -> Master | None:
         """The other machine whose agent is used; None: this one."""
-        from ugro.client.remote.master import chosen_master
-        from ugro.core.support.state_dir import StateDir
+        from ugro.features.remote_access.client.master import chosen_master
+        from ugro.kernel.support.state_dir import StateDir
 
         home = StateDir.find(os.environ)
         return chosen_master(os.environ, home, named=self.named_master, command=self.named_command)
@@ -78,13 +76,13 @@ class Session:
     def expect_local(self, what: str) -> None:
         """Raises NotAllowed if another machine's agent is used."""
         if (master := self.master) is not None:
-            from ugro.core.errors import NotAllowed
+            from ugro.kernel.support.errors import NotAllowed
 
             hint = f"for this machine: ugro --master local {what}; for that one: ssh {master}"
             raise NotAllowed(f"ugro {what} does not work from another machine (the master is {master})", hint=hint)
 
     def new_client(self, *, any_cluster: bool = False) -> Client:
-        from ugro.client.choice import chosen_reach
+        from ugro.client.reach import chosen_reach
 
         if self.cluster is not None:
             self.expect_local(f"--cluster {self.cluster}")
@@ -93,8 +91,8 @@ class Session:
 
     def own_client(self) -> Client:
         """Of this account's agent on this machine, whatever master or team is chosen."""
-        from ugro.client.own_agent import OwnAgent
-        from ugro.core.support.state_dir import StateDir
+        from ugro.client.reach import OwnAgent
+        from ugro.kernel.support.state_dir import StateDir
 
         return self._closing(OwnAgent(StateDir.find(os.environ), self._wish(any_cluster=False)))
 
@@ -106,13 +104,13 @@ class Session:
         return client
 
     def _wish(self, any_cluster: bool) -> OwnWish:
-        from ugro.client.own_agent import OwnWish
+        from ugro.client.reach import OwnWish
 
         return OwnWish(self.cluster, any_cluster, self.log_level, self.output.progress, self._ask_to_allow)
 
 
 def warn_of_safe_mode(output: Output, mode: SafeMode) -> None:
-    from ugro.core.safe_mode import REMEDY
+    from ugro.features.safe_mode.model import REMEDY
 
     stale = "what is shown of jobs may be out of date"
     output.warn(f"safe mode, nothing is started or ended: {mode.reasons[0]}; {stale}", REMEDY)

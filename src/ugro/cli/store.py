@@ -8,9 +8,9 @@ import click
 
 from ugro.cli.output import Output
 from ugro.cli.session import CommandGroup, Session, json_option, pass_session
-from ugro.core.errors import NotAllowed
-from ugro.core.store import Moved, StoreStatus
-from ugro.core.support.quantity import format_size
+from ugro.kernel.agent.model import Moved, StoreStatus
+from ugro.kernel.support.errors import NotAllowed
+from ugro.kernel.support.quantities import format_size
 
 
 @click.group(cls=CommandGroup)

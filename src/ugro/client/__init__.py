@@ -1,1 +1,1 @@
-"""The Python API over the agent's socket, and what starts the agent. `ugro.Client` is the entry."""
+"""``ugro.Client``: how commands, scripts and notebooks reach an agent. Does not read the agent's state or files."""

@@ -12,34 +12,29 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from ugro.client.choice import chosen_reach
-from ugro.client.commands import Ended as Ended
-from ugro.client.commands import OutputPiece as OutputPiece
-from ugro.client.commands import execute
 from ugro.client.http import Connection, lines
-from ugro.client.own_agent import OwnAgent, OwnWish, absolute
 from ugro.client.parts import Parts
-from ugro.client.reach import ANSWER_S, Reach
-from ugro.core.agent import AgentStatus
-from ugro.core.errors import Unallowed
-from ugro.core.support.codec import decode
-from ugro.core.support.state_dir import StateDir
+from ugro.client.reach import ANSWER_S, OwnAgent, OwnWish, Reach, absolute, chosen_reach
+from ugro.features.exec.client import Ended as Ended
+from ugro.features.exec.client import OutputPiece as OutputPiece
+from ugro.features.exec.client import execute
+from ugro.kernel.agent.model import AgentStatus
+from ugro.kernel.support.codec import decode
+from ugro.kernel.support.errors import Unallowed
+from ugro.kernel.support.state_dir import StateDir
 
 if TYPE_CHECKING:
-    from ugro.batch.pool import Pool
-    from ugro.client.remote.master import Master
-    from ugro.client.remote.pull import Pulled
+    from ugro.client.pulling import Pulled
     from ugro.client.tunnel import Tunnel
-    from ugro.core.agent import DashboardLink
-    from ugro.core.alert import Alert, Tried
-    from ugro.core.audit import AuditEntry
-    from ugro.core.code import Snapshot, SyncReport, SyncTotals, Tidied
-    from ugro.core.event import Event
-    from ugro.core.finding import Finding
-    from ugro.core.hostkey import HostKey
-    from ugro.core.node import NodeReport
+    from ugro.features.alerts.model import Alert, Tried
+    from ugro.features.batches.pool import Pool
+    from ugro.features.remote_access.client.master import Master
+    from ugro.kernel.access.model import AuditEntry
+    from ugro.kernel.agent.model import DashboardLink, Event, Finding
+    from ugro.kernel.files.model import Snapshot, SyncReport, SyncTotals, Tidied
+    from ugro.kernel.links.model import HostKey, NodeReport
+    from ugro.kernel.links.rules import Choice
     from ugro.kernel.operations.request import Lines, Request
-    from ugro.policy.scheduling.selection import Choice
 
 A = TypeVar("A")
 T = TypeVar("T")
@@ -142,19 +137,19 @@ class Client(Parts):
 
     def health(self, nodes: Sequence[str] = ()) -> list[NodeReport]:
         """Probes the nodes now, all at once; ordered by name."""
-        from ugro.core.node import by_name
+        from ugro.kernel.links.model import by_name
 
         return sorted(self.iter_health(nodes), key=lambda report: by_name(report.name))
 
     def iter_health(self, nodes: Sequence[str] = ()) -> Iterator[NodeReport]:
         """Each node's report as soon as it arrives."""
-        from ugro.core.node import NodeReport
+        from ugro.kernel.links.model import NodeReport
 
         for document in lines(self._stream("GET", "/v1/health" + _query("node", nodes))):
             yield decode(NodeReport, document)
 
     def best_node(self) -> Choice:
-        from ugro.policy.scheduling.selection import Choice
+        from ugro.kernel.links.rules import Choice
 
         return decode(Choice, self._ask("GET", "/v1/best"))
 
@@ -181,7 +176,7 @@ class Client(Parts):
         self, folder: Path | str = ".", nodes: Sequence[str] = (), *, dry_run: bool = False, force: bool = False
     ) -> Iterator[Snapshot | SyncReport]:
         """Sends a folder's code to nodes (default: all). Yields the snapshot, then reports until all are done."""
-        from ugro.core.code import Snapshot, SyncReport
+        from ugro.kernel.files.model import Snapshot, SyncReport
 
         body = {"folder": os.path.abspath(folder), "nodes": list(nodes), "dry_run": dry_run, "force": force}
         for document in lines(self._stream("POST", "/v1/sync", body)):
@@ -191,20 +186,20 @@ class Client(Parts):
                 yield decode(SyncReport, document["node"])
 
     def sync_totals(self) -> SyncTotals:
-        from ugro.core.code import SyncTotals
+        from ugro.kernel.files.model import SyncTotals
 
         return decode(SyncTotals, self._ask("GET", "/v1/sync"))
 
     def tidy(self, nodes: Sequence[str] = (), *, everything: bool = False) -> list[Tidied]:
         """Removes unused code above the limit, on the nodes and here; or all unused code."""
-        from ugro.core.code import Tidied
+        from ugro.kernel.files.model import Tidied
 
         answer = self._ask("POST", "/v1/tidy", {"nodes": list(nodes), "everything": everything})
         return [decode(Tidied, document) for document in answer["tidied"]]
 
     def host_key(self, name: str, ssh_config: str | None = None) -> HostKey:
         """Of a node, or of another host: NAME, USER@HOST or USER@HOST:PORT."""
-        from ugro.core.hostkey import HostKey
+        from ugro.kernel.links.model import HostKey
 
         query = _query("ssh_config", [ssh_config] if ssh_config else [])
         return decode(HostKey, self._ask("GET", f"/v1/nodes/{_quoted(name)}/hostkey{query}"))
@@ -215,7 +210,7 @@ class Client(Parts):
         return decode(type(key), self._ask("POST", f"/v1/nodes/{_quoted(key.node)}/hostkey", body))
 
     def doctor(self, nodes: Sequence[str] = ()) -> Iterator[Finding]:
-        from ugro.core.finding import Finding
+        from ugro.kernel.agent.model import Finding
 
         for document in lines(self._stream("GET", "/v1/doctor" + _query("node", nodes))):
             yield decode(Finding, document)
@@ -227,7 +222,7 @@ class Client(Parts):
 
     def examine(self, hosts: Sequence[str], ssh_config: str | None = None) -> Iterator[NodeReport]:
         """Probes hosts, which need not be part of the cluster: NAME, USER@HOST or USER@HOST:PORT."""
-        from ugro.core.node import NodeReport
+        from ugro.kernel.links.model import NodeReport
 
         body = {"hosts": list(hosts), "ssh_config": ssh_config}
         for document in lines(self._stream("POST", "/v1/examine", body)):
@@ -237,29 +232,29 @@ class Client(Parts):
 
     def alerts(self, limit: int = 100) -> tuple[list[Alert], list[Event]]:
         """Active alerts, and past events, the newest first."""
-        from ugro.core.alert import Alert
-        from ugro.core.event import Event
+        from ugro.features.alerts.model import Alert
+        from ugro.kernel.agent.model import Event
 
         answer = self._ask("GET", f"/v1/alerts?limit={limit}")
         return [decode(Alert, one) for one in answer["alerts"]], [decode(Event, one) for one in answer["events"]]
 
     def audit(self, *, since_unix_s: float = 0, user: str | None = None, limit: int = 1000) -> list[AuditEntry]:
         """Who did what: the newest entries, the oldest of them first."""
-        from ugro.core.audit import AuditEntry
+        from ugro.kernel.access.model import AuditEntry
 
         query = f"?limit={limit}&since={since_unix_s}" + (f"&user={_quoted(user)}" if user is not None else "")
         return [decode(AuditEntry, one) for one in self._ask("GET", f"/v1/audit{query}")["audit"]]
 
     def test_channels(self, channels: Sequence[str] = ()) -> list[Tried]:
         """Sends a test message to channels (default: all)."""
-        from ugro.core.alert import Tried
+        from ugro.features.alerts.model import Tried
 
         answer = self._ask("POST", "/v1/alerts/test", {"channels": list(channels)})
         return [decode(Tried, one) for one in answer["channels"]]
 
     def dashboard(self) -> DashboardLink:
         """A link to the dashboard that works once, for some minutes."""
-        from ugro.core.agent import DashboardLink
+        from ugro.kernel.agent.model import DashboardLink
 
         return decode(DashboardLink, self._ask("POST", "/v1/dashboard"))
 
@@ -293,7 +288,7 @@ class Client(Parts):
 
         ``nodes``: how many, which, or all. ``options``: of the jobs, as those of ``ugro run``.
         """
-        from ugro.client.batch import PoolWish, open_pool
+        from ugro.features.batches.client import PoolWish, open_pool
 
         return open_pool(self, PoolWish(engine, nodes, workers, address, options))
 

@@ -8,13 +8,31 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import pwd
 import select
 import socket
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
+from urllib.parse import quote
 
-from ugro.core.errors import UgroError, Unreachable, error_from_wire
+from ugro.kernel.support.errors import ConfigError, NotFound, UgroError, Unreachable, error_from_wire
+
+# --- account ----------------------------------------------------------------------------------------------------------
+# The account of this process.
+
+
+def account() -> str:
+    """The account, whatever its environment says; its number if it has no name, as in some containers."""
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return str(os.geteuid())
+
+
+# --- http -------------------------------------------------------------------------------------------------------------
+
 
 _READ = 256 * 1024
 _LONGEST_LINE = 64 * 1024
@@ -275,3 +293,86 @@ def _error(status: int, content: bytes) -> UgroError:
         return error_from_wire(json.loads(content)["error"])
     except (ValueError, KeyError, TypeError):
         return UgroError(f"the agent failed (HTTP {status})", hint="see: ugro agent logs")
+
+
+# --- path -------------------------------------------------------------------------------------------------------------
+# The path of a request about something that a user has named.
+
+
+# What the things below a path are called, and the command that lists them.
+_KINDS = {
+    "environments": ("environment", "ugro env ls"),
+    "hooks": ("hook", "ugro hooks ls"),
+    "jobs": ("job", "ugro status"),
+    "nodes": ("node", "ugro node ls"),
+    "ray-clusters": ("Ray cluster", "ugro cluster status --all"),
+    "services": ("service", "ugro serve ls"),
+    "sweeps": ("sweep", "ugro sweep ls"),
+    "tokens": ("token", "ugro token ls"),
+}
+
+
+def path_of(kind: str, word: str | int) -> str:
+    """Raises NotFound for a word that would lead to another path: nothing has such a name."""
+    text = str(word)
+    if text in ("", ".", "..") or "/" in text:
+        what, lists = _KINDS[kind]
+        raise NotFound(f"there is no {what} {text!r:.80}", hint=f"see: {lists}")
+    return f"/v1/{kind}/{quote(text, safe='')}"
+
+
+# --- retrying ---------------------------------------------------------------------------------------------------------
+# Asks again when the agent has ended meanwhile: another one is started, and answers.
+
+
+_LEAST_PAUSE_S = 0.05
+_TRIES = 8  # without any answer
+
+
+def trying_again() -> Iterator[Callable[[], None]]:
+    """Tries with growing pauses. The caller calls the yielded function after each success, which resets the count."""
+    tries = 0
+
+    def went_well() -> None:
+        nonlocal tries
+        tries = 0
+
+    while tries < _TRIES:
+        yield went_well
+        tries += 1
+        time.sleep(_LEAST_PAUSE_S * 2**tries)
+    raise AgentGone("the agent keeps ending", hint="see: ugro agent logs")
+
+
+# --- small file -------------------------------------------------------------------------------------------------------
+# The text of a file that a request carries.
+
+
+_LARGEST = 256 << 10  # as kernel/jobs/config/kinds.py has it
+
+
+def text_of(file: Path, what: str) -> str:
+    """``what``: as in "a sweep file". Raises ConfigError."""
+    try:
+        with file.open("rb") as opened:
+            content = opened.read(_LARGEST + 1)
+        if len(content) > _LARGEST:
+            hint = "a range stands for many values; data belongs into files of its own"
+            raise ConfigError(f"{file}: larger than 256 KiB, which is too large for {what}", hint=hint)
+        return content.decode()
+    except OSError as error:
+        raise ConfigError(f"{file}: {(error.strerror or str(error)).lower()}", hint=f"name {what}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{file}: not a text in UTF-8", hint=f"name {what}") from None
+
+
+# --- variables --------------------------------------------------------------------------------------------------------
+# Environment variables of this process that the agent asks for, because a job names them without a value.
+#
+# An agent of somebody else gets only those that the command names: ``remote/offer.py`` refuses all others before this.
+
+
+def asked_for(needs: Iterable[str], env: Mapping[str, str] | None) -> dict[str, str]:
+    """``env``: that of this process, if it is not given."""
+    known = os.environ if env is None else env
+    return {name: known[name] for name in needs if name in known}

@@ -1,6 +1,6 @@
 """The keys of a job file, with their types, for ``client.jobs.submit``. docs/jobs.md says more about each.
 
-A test compares them with the schema that the agent reads them by, ``ugro.config.job.schema``.
+A test compares them with the schema that the agent reads them by, ``ugro.kernel.jobs.config.schema``.
 """
 
 from __future__ import annotations

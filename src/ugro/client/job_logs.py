@@ -7,13 +7,11 @@ from dataclasses import dataclass, field
 from typing import Literal
 from urllib.parse import urlencode
 
-from ugro.client.http import AgentGone
-from ugro.client.path import path_of
-from ugro.client.retrying import trying_again
-from ugro.core.errors import error_from_wire
-from ugro.core.job import Job, JobState
-from ugro.core.support.codec import decode
-from ugro.remote import wire
+from ugro.client.http import AgentGone, path_of, trying_again
+from ugro.kernel.jobs.model import Job, JobState
+from ugro.kernel.support.codec import decode
+from ugro.kernel.support.errors import error_from_wire
+from ugro.node import wire
 
 Stream = Callable[..., Iterable[bytes]]
 

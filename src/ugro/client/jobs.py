@@ -11,30 +11,25 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from urllib.parse import quote, urlencode
 
-from ugro.client.account import account
-from ugro.client.http import AgentGone, lines
+from ugro.client.http import AgentGone, account, asked_for, lines, trying_again
 from ugro.client.job_logs import Following, LogChoice, LogPiece, job_path, step_of
-from ugro.client.retrying import trying_again
-from ugro.client.variables import asked_for
-from ugro.core.environment import Origin
-from ugro.core.errors import TimedOut, UsageError
-from ugro.core.event import Event
-from ugro.core.job import Attempt, Job, JobSpec, JobState
-from ugro.core.note import Note
-from ugro.core.support.codec import decode
+from ugro.features.experiments.model import Note
+from ugro.kernel.agent.model import Event
+from ugro.kernel.jobs.model import Attempt, Folder, Job, JobSpec, JobState, Origin
+from ugro.kernel.support.codec import decode
+from ugro.kernel.support.errors import TimedOut, UsageError
 
 if TYPE_CHECKING:
     from typing import Unpack
 
     from ugro.client.job_keys import JobKeys
-    from ugro.core.energy import JobEnergy
-    from ugro.core.headline import Headline
-    from ugro.core.plan import DryRun
-    from ugro.core.profile import JobProfile, TraceFile, TraceRequest
-    from ugro.core.results import JobResults
+    from ugro.features.training.model import Headline, JobEnergy, JobProfile, TraceFile, TraceRequest
+    from ugro.kernel.files.model import JobResults
+    from ugro.kernel.jobs.records import DryRun
+
 
 Ask = Callable[..., Any]
 
@@ -129,7 +124,7 @@ class Jobs:
         **keys: Unpack[JobKeys],
     ) -> DryRun:
         """Returns the plan of the job if it were submitted now, given as to ``submit``. Nothing is submitted."""
-        from ugro.core.plan import DryRun  # rarely needed
+        from ugro.kernel.jobs.records import DryRun  # rarely needed
 
         answer = self._submit("/v1/jobs/plan", {**_body(job, (fields, keys), options, None), "force": force})
         return decode(DryRun, answer["dry_run"])
@@ -196,7 +191,7 @@ class Jobs:
         self, job: str | int, *, attempt: int | None = None, all_files: bool = False
     ) -> tuple[Job, JobResults]:
         """The job, and the results of its newest attempt or of another; with the names of 1,000 files, or of all."""
-        from ugro.core.results import JobResults
+        from ugro.kernel.files.model import JobResults
 
         asked = [f"attempt={attempt}"] * (attempt is not None) + ["all_files=true"] * all_files
         answer = self._ask("GET", f"{job_path(job)}/results{'?' if asked else ''}{'&'.join(asked)}")
@@ -204,7 +199,7 @@ class Jobs:
 
     def brief_results(self, job: str | int) -> JobResults:
         """How many files are here and on the nodes, without their names: fast, and asks no node."""
-        from ugro.core.results import JobResults
+        from ugro.kernel.files.model import JobResults
 
         return decode(JobResults, self._ask("GET", f"{job_path(job)}/results/brief")["results"])
 
@@ -212,7 +207,7 @@ class Jobs:
         self, job: str | int, patterns: Sequence[str] = (), *, attempt: int | None = None
     ) -> tuple[Job, JobResults]:
         """Starts to fetch files that were left on the nodes: all, or those that match. ``results`` shows progress."""
-        from ugro.core.results import JobResults
+        from ugro.kernel.files.model import JobResults
 
         body = {"patterns": list(patterns), "attempt": attempt}
         answer = self._ask("POST", f"{job_path(job)}/results/fetch", body)
@@ -222,7 +217,7 @@ class Jobs:
         self, job: str | int, *, attempt: int | None = None, steps: int | None = None
     ) -> tuple[Job, JobProfile]:
         """Where the time of its newest steps goes; raises NotFound while it has reported no steps."""
-        from ugro.core.profile import JobProfile
+        from ugro.features.training.model import JobProfile
 
         query = urlencode({key: value for key, value in (("attempt", attempt), ("steps", steps)) if value})
         answer = self._ask("GET", f"{job_path(job)}/profile?{query}")
@@ -230,26 +225,26 @@ class Jobs:
 
     def energy(self, job: str | int) -> JobEnergy | None:
         """What its devices used, and what that costs; None if nothing was measured."""
-        from ugro.core.energy import JobEnergy
+        from ugro.features.training.model import JobEnergy
 
         found = self._ask("GET", f"{job_path(job)}/energy")["energy"]
         return None if found is None else decode(JobEnergy, found)
 
     def headline(self, job: str | int) -> Headline:
         """How far it is, how long it still takes, its loss, its speed, the use of its devices."""
-        from ugro.core.headline import Headline
+        from ugro.features.training.model import Headline
 
         return decode(Headline, self._ask("GET", f"{job_path(job)}/headline")["headline"])
 
     def headlines(self) -> list[Headline]:
         """Of the newest running jobs."""
-        from ugro.core.headline import Headline
+        from ugro.features.training.model import Headline
 
         return [decode(Headline, one) for one in self._ask("GET", "/v1/headlines")["headlines"]]
 
     def loss(self, job: str | int, bins: int) -> list[float | None]:
         """Its loss, in at most so many bins; empty if it logs none."""
-        from ugro.core.metrics import main_loss
+        from ugro.kernel.telemetry.model import main_loss
 
         keys = self._ask("GET", "/v1/metrics/keys?" + urlencode({"job": job}))["keys"]
         name = main_loss(str(one["key"]) for one in keys)
@@ -262,14 +257,14 @@ class Jobs:
 
     def trace(self, job: str | int, steps: int, *, key: str | None = None) -> TraceRequest:
         """Asks every rank of a running training to record its next steps; see ``traces``."""
-        from ugro.core.profile import TraceRequest
+        from ugro.features.training.model import TraceRequest
 
         body = {"key": key or new_key(), "steps": steps}
         return decode(TraceRequest, self._ask("POST", f"{job_path(job)}/trace", body))
 
     def traces(self, job: str | int, *, attempt: int | None = None) -> tuple[Job, tuple[TraceFile, ...]]:
         """The traces that were collected."""
-        from ugro.core.profile import TraceFile
+        from ugro.features.training.model import TraceFile
 
         query = "" if attempt is None else f"?attempt={attempt}"
         answer = self._ask("GET", f"{job_path(job)}/traces{query}")
@@ -436,3 +431,86 @@ def _plain(name: str, value: Any) -> Any:
 
 def new_key() -> str:
     return os.urandom(16).hex()
+
+
+# --- asking -----------------------------------------------------------------------------------------------------------
+# What ``client.sweeps`` and ``client.services`` have in common: requests that may be repeated, until one is answered.
+#
+# A submission has a key, so the same one is made once. If the agent needs variables of ours for it, it says which, and
+# gets those on the second request, and no others.
+
+
+ANSWER_S = 60.0
+T = TypeVar("T", bound="Report")
+
+
+class Report(Protocol):
+    @property
+    def is_over(self) -> bool: ...
+
+
+class Asking:
+    def __init__(self, ask: Ask, stream: Ask) -> None:
+        self._ask_once = ask
+        self._stream = stream
+
+    def _ask(self, method: str, path: str, body: Any = None, *, timeout_s: float = ANSWER_S) -> Any:
+        """Asks again if the agent ends meanwhile: all these requests can be repeated safely."""
+        for _ in trying_again():
+            with contextlib.suppress(AgentGone):
+                return self._ask_once(method, path, body, timeout_s=timeout_s)
+        return None
+
+    def _submitted(
+        self, path: str, body: dict[str, Any], env: Mapping[str, str] | None, *, timeout_s: float = ANSWER_S
+    ) -> Any:
+        """``env``: ours, if it is not given."""
+        answer = self._ask("POST", path, body, timeout_s=timeout_s)
+        if "needs" in answer:
+            (body.get("request") or body)["submit"]["env"] = asked_for(answer["needs"], env)
+            answer = self._ask("POST", path, body, timeout_s=timeout_s)
+        return answer
+
+    def _watched(self, kind: type[T], path: str, path_of: Callable[[T], str]) -> Iterator[T]:
+        """Now and after changes, until it is over; survives the end of the agent. ``path_of`` what was found once."""
+        for again in trying_again():
+            try:
+                for document in lines(self._stream("GET", path, timeout_s=None)):
+                    found = decode(kind, document)
+                    path = path_of(found)
+                    again()
+                    yield found
+                    if found.is_over:
+                        return
+            except AgentGone:
+                continue
+
+
+# --- folders ----------------------------------------------------------------------------------------------------------
+# ``client.folders``: reads the folders of a job before it is submitted, so that one can see how far it is.
+
+
+@dataclass(frozen=True, slots=True)
+class FolderReading:
+    """How much of a folder was read; of what was read before, nothing is read again."""
+
+    path: str
+    bytes: int
+    total: int
+
+
+class Folders:
+    """Created by ``Client``."""
+
+    def __init__(self, stream: Ask) -> None:
+        self._stream = stream
+
+    def read(
+        self, file: Path | None = None, *, fields: Mapping[str, Any] | None = None
+    ) -> Iterator[FolderReading | Folder]:
+        """The folders of such a job, stored as they are now; a job that is submitted next finds them read."""
+        for document in lines(self._stream("POST", "/v1/folders", body_of(file, fields, None))):
+            if "folder" in document:
+                yield decode(Folder, document["folder"])
+            else:
+                yield FolderReading(document["reading"], document["bytes"], document["total"])

@@ -6,18 +6,142 @@ import fcntl
 import json
 import os
 import select
+import stat
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from ugro.client.clusterfile import ClusterFile
-from ugro.core.errors import NotAllowed, UgroError, Unreachable, error_from_wire
-from ugro.core.support.state_dir import StateDir
+from ugro.client.http import AgentGone, Connection
+from ugro.kernel.support.errors import (
+    ConfigError,
+    NotAllowed,
+    NotFound,
+    UgroError,
+    Unallowed,
+    Unreachable,
+    error_from_wire,
+)
+from ugro.kernel.support.state_dir import CLUSTER_FILE, CLUSTER_VARIABLE, StateDir
 
 if TYPE_CHECKING:
     import subprocess
+
+
+# --- clusterfile ------------------------------------------------------------------------------------------------------
+# Finds the cluster file of a command. The agent reads it.
+
+
+_Answer = TypeVar("_Answer")
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterFile:
+    path: Path | None  # None: there is no file
+    is_asked_for: bool = False  # by an option, the environment, a lab or the folder, not as the user's default
+    is_found: bool = False  # in a folder, not named: it may be somebody else's, and must be allowed
+
+
+def find_cluster_file(explicit: Path | None, env: Mapping[str, str], cwd: Path, home: StateDir) -> ClusterFile:
+    """The file that was asked for, which must exist; else that of a lab that is up; else the nearest."""
+    if explicit is not None:
+        return _existing(cwd / explicit.expanduser(), "check the path given with --cluster, or write one: ugro init")
+    if named := env.get(CLUSTER_VARIABLE):
+        return _existing(cwd / Path(named).expanduser(), f"check the variable {CLUSTER_VARIABLE}, or unset it")
+    # A broken link is found too, and reported: using another cluster would surprise the user.
+    if os.path.lexists(home.lab_cluster):
+        return ClusterFile(home.lab_cluster, is_asked_for=True)
+    return nearest_cluster_file(env, cwd, home)
+
+
+def nearest_cluster_file(env: Mapping[str, str], cwd: Path, home: StateDir) -> ClusterFile:
+    """That of the folder or one above it, or the user's.
+
+    Raises NotAllowed if the folder's file may be another user's work: a cluster file names commands to run here.
+    """
+    of_user = home.path / CLUSTER_FILE
+    for folder in upwards(cwd, Path(env.get("HOME") or "/")):
+        path = folder / CLUSTER_FILE
+        if path != of_user and os.path.lexists(path):
+            _check_owner(path, is_above=folder != cwd)
+            return ClusterFile(path, is_asked_for=True, is_found=True)
+    return ClusterFile(of_user if os.path.lexists(of_user) else None)
+
+
+def when_allowed(act: Callable[[], _Answer], home: StateDir, ask: Callable[[Unallowed], bool] | None) -> _Answer:
+    """Asks the user about a cluster file that is not allowed yet, and tries again."""
+    while True:
+        try:
+            return act()
+        except Unallowed as error:
+            if ask is None or not ask(error):
+                raise
+            from ugro.client.before_agent import allow  # reads configurations: most commands do without
+
+            allow(home, error)
+
+
+def _existing(path: Path, hint: str) -> ClusterFile:
+    try:
+        is_there = path.exists()
+    except ValueError:  # a path with a NUL in it
+        is_there = False
+    if not is_there:
+        raise ConfigError(f"{path}: no such cluster file", hint=hint)
+    return ClusterFile(path, is_asked_for=True)
+
+
+def upwards(cwd: Path, user_home: Path) -> Iterator[Path]:
+    """The folder and those above it: as far as the user's home folder, or as the file system goes."""
+    last = _identity(user_home)
+    first = _identity(cwd)
+    for folder in (cwd, *cwd.parents):
+        here = _identity(folder)
+        if here is None or first is None or here[0] != first[0]:
+            return
+        yield folder
+        if here == last:
+            return
+
+
+def _identity(folder: Path) -> tuple[int, int] | None:
+    try:
+        status = folder.stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+def _check_owner(path: Path, *, is_above: bool) -> None:
+    try:
+        found = path.lstat(), path.stat()
+        folder = path.parent.stat()
+    except OSError:  # a broken link: the agent reports it
+        return
+    if (problem := why_untrusted(found, folder, os.geteuid(), is_above=is_above)) is not None:
+        raise NotAllowed(
+            f"{path} is not used: {problem}",
+            hint=f"if you trust it: {CLUSTER_VARIABLE}={path}; or name another file: ugro --cluster FILE …",
+        )
+
+
+def why_untrusted(
+    found: tuple[os.stat_result, ...], folder: os.stat_result, user: int, *, is_above: bool
+) -> str | None:
+    """Why a file that was found, not named, is not used. ``found``: the file itself, and the link that leads to it.
+
+    In the current folder the owner decides, as some file systems let everybody write everything.
+    """
+    if any(one.st_uid not in (user, 0) for one in found):
+        return "it belongs to another user"
+    writable = [one for one in (*found, folder) if one.st_mode & stat.S_IWOTH and not stat.S_ISLNK(one.st_mode)]
+    return "every user can change it or its folder" if is_above and writable else None
+
+
+# --- launcher ---------------------------------------------------------------------------------------------------------
+
 
 START_LIMIT_S = 30.0
 _END_S = 5.0
@@ -60,7 +184,7 @@ def start_agent(
 
 
 def _command(home: StateDir, cluster: ClusterFile, log_level: str) -> list[str]:
-    command = [sys.executable, "-m", "ugro.agent", "--home", str(home.path), "--log-level", log_level]
+    command = [sys.executable, "-m", "ugro.kernel.agent", "--home", str(home.path), "--log-level", log_level]
     if cluster.path is not None:
         command += ["--cluster", str(cluster.path)]
     if cluster.is_found:
@@ -129,7 +253,7 @@ def kill_hung_agent(home: StateDir, pid: int | None) -> bool:
     try:
         command = Path(f"/proc/{pid}/cmdline").read_bytes()
         # Only a process that holds the lock and is an agent: the pid may have been reused.
-        if pid is None or not is_held_by(home, pid) or b"ugro.agent" not in command:
+        if pid is None or not is_held_by(home, pid) or b"ugro.kernel.agent" not in command:
             return False
         os.kill(pid, signal.SIGKILL)
     except OSError:
@@ -191,3 +315,54 @@ def _reap(pid: int) -> None:
     deadline = time.monotonic() + _END_S
     while not os.waitpid(pid, os.WNOHANG)[0] and time.monotonic() < deadline:
         time.sleep(0.005)
+
+
+# --- stopping ---------------------------------------------------------------------------------------------------------
+# Stops an agent and waits for its end; also one that hangs.
+
+
+STATUS_S = 10.0  # an agent that takes longer to answer hangs
+_STOPPING_END_S = 15.0
+
+
+def end_agent(home: StateDir, connection: Connection, *, only_if_idle: bool = False) -> bool:
+    """False if none ran."""
+    deadline = time.monotonic() + _STOPPING_END_S
+    while time.monotonic() < deadline:
+        if stop(home, connection, last_holder(home), only_if_idle=only_if_idle):
+            return True
+        if not is_locked(home):
+            connection.close()
+            return False
+        time.sleep(0.02)
+    raise Unreachable("the agent does not stop", hint=holder_hint(home))
+
+
+def stop(home: StateDir, connection: Connection, pid: int | None, *, only_if_idle: bool) -> bool:
+    """Stops the agent with this pid and no other; False if it could not be asked."""
+    if not _ask_to_stop(home, connection, pid, only_if_idle=only_if_idle):
+        return False
+    deadline = time.monotonic() + _STOPPING_END_S
+    while is_held_by(home, pid):
+        if time.monotonic() > deadline:
+            raise Unreachable("the agent does not stop", hint=holder_hint(home, pid))
+        time.sleep(0.02)
+    connection.close()
+    return True
+
+
+def _ask_to_stop(home: StateDir, connection: Connection, pid: int | None, *, only_if_idle: bool) -> bool:
+    path = f"/v1/agent/stop?only_if_idle={str(only_if_idle).lower()}" + (f"&pid={pid}" if pid else "")
+    try:
+        connection.ask("POST", path, timeout_s=STATUS_S)
+    except (AgentGone, NotFound):
+        return False
+    except Unreachable as error:
+        if only_if_idle or not kill_hung_agent(home, pid):
+            raise Unreachable(error.message, cause=error.cause, hint=holder_hint(home, pid)) from error
+    return True
+
+
+def holder_hint(home: StateDir, pid: int | None = None) -> str:
+    pid = pid or last_holder(home)
+    return f"its pid is {pid}; if it hangs: kill -9 {pid}" if pid else f"see which process holds {home.lock}"

@@ -6,25 +6,22 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ugro.client.backups import Backups
-    from ugro.client.cluster_files import ClusterFiles
-    from ugro.client.discovery import DiscoveryCalls
-    from ugro.client.environments import Environments
-    from ugro.client.experiments import Experiments
-    from ugro.client.folders import Folders
-    from ugro.client.hardware import HardwareCalls
-    from ugro.client.hooks import HookCalls
-    from ugro.client.jobs import Jobs
-    from ugro.client.planning import Planning
-    from ugro.client.power import PowerCalls
-    from ugro.client.ray_clusters import RayClusterCalls
+    from ugro.client.agent_calls import Backups, Stores
+    from ugro.client.jobs import Folders, Jobs
     from ugro.client.reach import Reach
-    from ugro.client.recipes import Recipes
-    from ugro.client.safe_mode import SafeModeCalls
-    from ugro.client.services import ServiceCalls
-    from ugro.client.stores import Stores
-    from ugro.client.sweeps import Sweeps
-    from ugro.client.usage import UsageCalls
+    from ugro.features.discovery.client import ClusterFiles, DiscoveryCalls
+    from ugro.features.environments.client import Environments
+    from ugro.features.experiments.client import Experiments
+    from ugro.features.hardware.client import HardwareCalls
+    from ugro.features.hooks.client import HookCalls
+    from ugro.features.planning.client import Planning
+    from ugro.features.power.client import PowerCalls
+    from ugro.features.quotas.client import UsageCalls
+    from ugro.features.ray.client import RayClusterCalls
+    from ugro.features.recipes.client import Recipes
+    from ugro.features.safe_mode.client import SafeModeCalls
+    from ugro.features.services.client import ServiceCalls
+    from ugro.features.sweeps.client import Sweeps
 
 
 class Parts:
@@ -40,104 +37,104 @@ class Parts:
 
     @property
     def planning(self) -> Planning:
-        from ugro.client.planning import Planning
+        from ugro.features.planning.client import Planning
 
         return Planning(self._stream)
 
     @property
     def sweeps(self) -> Sweeps:
-        from ugro.client.sweeps import Sweeps
+        from ugro.features.sweeps.client import Sweeps
 
         return Sweeps(self._ask, self._stream)
 
     @property
     def experiments(self) -> Experiments:
-        from ugro.client.experiments import Experiments
+        from ugro.features.experiments.client import Experiments
 
         return Experiments(self._ask, self._stream)
 
     @property
     def folders(self) -> Folders:
-        from ugro.client.folders import Folders
+        from ugro.client.jobs import Folders
 
         return Folders(self._stream)
 
     @property
     def services(self) -> ServiceCalls:
-        from ugro.client.services import ServiceCalls
+        from ugro.features.services.client import ServiceCalls
 
         return ServiceCalls(self._ask, self._stream)
 
     @property
     def recipes(self) -> Recipes:
-        from ugro.client.recipes import Recipes
+        from ugro.features.recipes.client import Recipes
 
         return Recipes(self._ask)
 
     @property
     def backups(self) -> Backups:
-        from ugro.client.backups import Backups
+        from ugro.client.agent_calls import Backups
 
         own = self.reach.own("a backup of the agent's state")
         return Backups(own.home, own.on_wait)
 
     @property
     def stores(self) -> Stores:
-        from ugro.client.stores import Stores
+        from ugro.client.agent_calls import Stores
 
         own = self.reach.own("finding or moving the agent's state")
         return Stores(own.home, own.on_wait)
 
     @property
     def safe_mode(self) -> SafeModeCalls:
-        from ugro.client.safe_mode import SafeModeCalls
+        from ugro.features.safe_mode.client import SafeModeCalls
 
         return SafeModeCalls(self._ask)
 
     @property
     def hardware(self) -> HardwareCalls:
-        from ugro.client.hardware import HardwareCalls
+        from ugro.features.hardware.client import HardwareCalls
 
         return HardwareCalls(self._ask, self._stream)
 
     @property
     def cluster_files(self) -> ClusterFiles:
-        from ugro.client.cluster_files import ClusterFiles
+        from ugro.features.discovery.client import ClusterFiles
 
         return ClusterFiles(self._ask)
 
     @property
     def environments(self) -> Environments:
-        from ugro.client.environments import Environments
+        from ugro.features.environments.client import Environments
 
         return Environments(self._ask, self._stream)
 
     @property
     def ray_clusters(self) -> RayClusterCalls:
-        from ugro.client.ray_clusters import RayClusterCalls
+        from ugro.features.ray.client import RayClusterCalls
 
         return RayClusterCalls(self._ask, self._stream)
 
     @property
     def power(self) -> PowerCalls:
-        from ugro.client.power import PowerCalls
+        from ugro.features.power.client import PowerCalls
 
         return PowerCalls(self._ask)
 
     @property
     def hooks(self) -> HookCalls:
-        from ugro.client.hooks import HookCalls
+        from ugro.features.hooks.client import HookCalls
 
         return HookCalls(self._ask)
 
     @property
     def usage(self) -> UsageCalls:
-        from ugro.client.usage import UsageCalls
+        from ugro.features.quotas.client import UsageCalls
 
         return UsageCalls(self._ask)
 
     @property
     def discovery(self) -> DiscoveryCalls:
-        from ugro.client.discovery import DiscoveryCalls
+        from ugro.features.discovery.client import DiscoveryCalls
 
         return DiscoveryCalls(self._ask, self._stream)

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, NoReturn
 from urllib.parse import urlencode
 
 from ugro.client.http import PIECEWISE, AgentGone, Connection
-from ugro.core.errors import TimedOut, UgroError, Unreachable, UsageError, error_from_wire
-from ugro.remote import wire
+from ugro.kernel.support.errors import TimedOut, UgroError, Unreachable, UsageError, error_from_wire
+from ugro.node import wire
 
 if TYPE_CHECKING:
     from ugro.client.client import Client

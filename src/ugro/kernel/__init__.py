@@ -1,1 +1,1 @@
-"""What every feature stands on. It knows none of them."""
+"""What every feature stands on. It knows none of them, and imports no frame."""

@@ -1,1 +1,1 @@
-"""Unequal nodes on one machine, for trying and testing."""
+"""Simulated machines on this one, and the demo. Not used by a real cluster."""

@@ -16,7 +16,7 @@ if sys.version_info < (3, 11):  # noqa: UP036
     version = ".".join(map(str, sys.version_info[:2]))
     raise ImportError(f"ugro.train needs Python 3.11 or newer; this is {version}, {sys.executable}")
 
-from ugro.train.parameters import params
 from ugro.train.run import Run, init
+from ugro.train.surroundings import params
 
 __all__ = ["Run", "init", "params"]

@@ -8,7 +8,7 @@ import torch
 from torch import distributed
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ugro.train.batchnorm import Company
+from ugro.train.parallel.way import Company
 
 
 class _Sum(torch.autograd.Function):  # type: ignore[misc]  # torch's types are skipped

@@ -3,17 +3,224 @@
 from __future__ import annotations
 
 import hashlib
+import random
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
-from ugro.core.errors import UsageError
+from ugro.kernel.support.errors import UsageError
 from ugro.train.group import Group
-from ugro.train.integrations.feed import OPTIONS
-from ugro.train.integrations.orders import order_of
-from ugro.train.pieces import Collate, Handed
-from ugro.train.sampler import Order, Progress, Schedule, Slice, slices
+from ugro.train.rules.shares import in_proportion
+from ugro.train.samples import Collate, Handed, Order, Progress, Schedule, Slice, sizes, slices
+
+# --- portions ---------------------------------------------------------------------------------------------------------
+# Cuts this rank's part of an update into portions: what a library computes in one forward and backward pass.
+#
+# An update is what one step of the optimizer is about. All ranks know all of it, so they agree without an exchange.
+
+
+_DUMMY_SAMPLES = 2  # of a rank without samples of its own; one would be too few for a BatchNorm
+
+
+@dataclass(frozen=True, slots=True)
+class Portion:
+    indices: list[int]
+    own: int  # samples that count; 0 if these only let the rank take part
+    of: int  # samples of all ranks over which their common mean is taken
+    is_first: bool  # of this rank's portions of the update
+    is_last: bool
+    slice: Slice  # the update, with the cursor after this portion
+
+    @property
+    def part(self) -> float:
+        return self.own / self.of
+
+
+def cut(slice_: Slice, at_once: int) -> list[Portion]:
+    """Each has at most ``at_once`` samples; their number differs from rank to rank."""
+    if not slice_.own:
+        return [Portion(slice_.indices[:at_once], 0, slice_.total, True, True, slice_)]
+    parts = sizes(slice_.own, -(-slice_.own // at_once))
+    found, begin = [], 0
+    for number, size in enumerate(parts):
+        indices = slice_.indices[begin : begin + size]
+        found.append(Portion(indices, size, slice_.total, number == 0, number + 1 == len(parts), slice_))
+        begin += size
+    return found
+
+
+def iterations(order: Order, schedule: Schedule, progress: Progress, rank: int, accumulated: int) -> Iterator[Portion]:
+    """The rest of the epoch, with ``accumulated`` portions per update on every rank.
+
+    Each portion is a part of one batch of all ranks, the same batches that one process would get.
+    """
+    permutation = order.of(progress.seed, progress.epoch)
+    cursor, step = progress.cursor, progress.step
+    while cursor < order.end:
+        plan = schedule.at(step)
+        batches = _batches(cursor, order, accumulated)
+        dealt = [in_proportion(end - begin, plan.shares) for begin, end in batches]
+        shares = tuple(sum(of_rank) for of_rank in zip(*dealt, strict=True))
+        for number, ((begin, end), of_batch) in enumerate(zip(batches, dealt, strict=True)):
+            first = begin + sum(of_batch[:rank])
+            indices = permutation[first : first + of_batch[rank]].tolist()
+            dummies = permutation[begin : min(begin + _DUMMY_SAMPLES, end)].tolist()
+            slice_ = Slice(step, shares, shares[rank], 1, end, [])
+            is_last = number + 1 == len(batches)
+            yield Portion(indices or dummies, of_batch[rank], end - begin, number == 0, is_last, slice_)
+        cursor = batches[-1][1]
+        step += 1
+
+
+def _batches(cursor: int, order: Order, accumulated: int) -> list[tuple[int, int]]:
+    """Of the update that ``cursor`` is in, those that are left."""
+    size = order.global_batch // accumulated
+    update_end = min(order.end, (cursor // order.global_batch + 1) * order.global_batch)
+    found = []
+    while cursor < update_end:
+        end = min((cursor // size + 1) * size, update_end)
+        found.append((cursor, end))
+        cursor = end
+    return found
+
+
+# --- feed -------------------------------------------------------------------------------------------------------------
+# Loads this rank's portions with the options of the script's own loader: its workers, its collate function.
+
+
+OPTIONS = (
+    "collate_fn", "num_workers", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context",
+    "prefetch_factor", "persistent_workers", "in_order",
+)  # fmt: skip
+
+
+@dataclass(slots=True)
+class _Indices:
+    """For torch's loader, which may request some long before they are used."""
+
+    make: Callable[[], Iterator[Portion]]
+    handed_out: deque[Portion]
+    count: Callable[[], int]
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for portion in self.make():
+            self.handed_out.append(portion)
+            yield portion.indices
+
+    def __len__(self) -> int:
+        return self.count()
+
+
+class Feed:
+    """Portions with their batches, of one epoch each time."""
+
+    def __init__(self, source: Any, make: Callable[[], Iterator[Portion]], count: Callable[[], int]) -> None:
+        """``source`` is the script's loader; only its dataset and its options are used."""
+        import torch
+        from torch.utils.data import DataLoader
+
+        options = {name: getattr(source, name) for name in OPTIONS if hasattr(source, name)}
+        self._chance = torch.Generator()
+        self._handed_out: deque[Portion] = deque()
+        indices = _Indices(make, self._handed_out, count)
+        self._torchs = DataLoader(source.dataset, batch_sampler=indices, generator=self._chance, **options)
+
+    def epoch(self, seed: int) -> Iterator[tuple[Portion, Any]]:
+        """``seed`` is the source of the loader processes' seeds: the script's own random numbers are not used."""
+        self._handed_out.clear()
+        self._chance.manual_seed(seed % 2**63)
+        for batch in self._torchs:
+            yield self._handed_out.popleft(), batch
+
+
+# --- orders -----------------------------------------------------------------------------------------------------------
+# The order in which a library's loader would use the samples, the same on every rank and when a run resumes.
+
+
+_LARGEST_SEED = 2**63
+
+Agree = Callable[[str], bool]  # whether all ranks have the same text
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled(Order):
+    """What a sampler of the script returns, drawn with a seed of the epoch."""
+
+    sampler: Any = field(default=None, compare=False)
+    agree: Agree | None = field(default=None, compare=False)
+
+    def of(self, seed: int, epoch: int) -> Any:
+        import torch
+
+        found = torch.tensor(_drawn(self.sampler, seed, epoch), dtype=torch.int64)
+        if len(found) != self.samples:
+            raise UsageError(
+                f"{_name(self.sampler)} returned {len(found)} samples instead of {self.samples}",
+                hint="a sampler must return as many as its len() says",
+            )
+        if self.agree is not None and not self.agree(hashlib.sha256(found.numpy().tobytes()).hexdigest()):
+            raise UsageError(
+                f"{_name(self.sampler)} returns another order on each rank",
+                hint="draw with torch's or Python's random numbers, or with the sampler's `generator`",
+            )
+        return found
+
+
+def order_of(sampler: Any, global_batch: int, *, drops_last: bool, agree: Agree | None = None) -> Order:
+    from torch.utils.data import DistributedSampler, RandomSampler, SequentialSampler
+
+    if isinstance(sampler, DistributedSampler):  # a library's part for this rank; we deal the whole
+        if (whole := getattr(sampler.dataset, "_sampler", None)) is not None:  # of a sampler, which Lightning wraps
+            return order_of(whole, global_batch, drops_last=drops_last, agree=agree)
+        return Order(len(sampler.dataset), global_batch, sampler.shuffle, drops_last)
+    samples = _length(sampler)
+    if type(sampler) is SequentialSampler:
+        return Order(samples, global_batch, False, drops_last)
+    if type(sampler) is RandomSampler and not sampler.replacement and samples == len(sampler.data_source):
+        return Order(samples, global_batch, True, drops_last)
+    return Sampled(samples, global_batch, True, drops_last, sampler=sampler, agree=agree)
+
+
+def _length(sampler: Any) -> int:
+    try:
+        return len(sampler)
+    except (TypeError, NotImplementedError):
+        raise UsageError(
+            f"{_name(sampler)} does not know how many samples there are, so they cannot be shared by speed",
+            hint="use a dataset with a length",
+        ) from None
+
+
+def _drawn(sampler: Any, seed: int, epoch: int) -> list[int]:
+    """Leaves the random numbers of the script as they were."""
+    import torch
+
+    number = (seed * 1_000_003 + epoch) % _LARGEST_SEED
+    before, pythons = torch.get_rng_state(), random.getstate()
+    try:
+        torch.default_generator.manual_seed(number)  # torch.manual_seed would change the GPUs' as well
+        random.seed(number)
+        if (own := getattr(sampler, "generator", None)) is not None:
+            own.manual_seed(number)
+        if callable(set_epoch := getattr(sampler, "set_epoch", None)):
+            set_epoch(epoch)
+        return [int(index) for index in sampler]
+    except TypeError as error:
+        raise UsageError(
+            f"{_name(sampler)} does not return indices of samples",
+            hint="a sampler of batches cannot be shared by speed",
+        ) from error
+    finally:
+        torch.set_rng_state(before)
+        random.setstate(pythons)
+
+
+def _name(sampler: Any) -> str:
+    return type(sampler).__name__
+
+
+# --- loader -----------------------------------------------------------------------------------------------------------
 
 
 class Course(Protocol):

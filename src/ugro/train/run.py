@@ -13,36 +13,31 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack, overload
 
-from ugro.core.errors import UsageError
-from ugro.policy.balance.advice import Advice
-from ugro.policy.balance.mode import Mode
-from ugro.policy.balance.planner import Balancer, Batch
-from ugro.policy.local.sync import Sync, SyncOptions, chosen
-from ugro.policy.training.nan import OnNan, on_nan
-from ugro.train import batchnorm, checkpoint, ended, loader, saving, start
-from ugro.train.balance import Balance
-from ugro.train.elastic.membership import Elastic
-from ugro.train.elastic.trainee import ElasticRun
-from ugro.train.finite import Finite
-from ugro.train.guard import Gradients, LossFunction, guard_of
+from ugro.kernel.support.errors import UsageError
+from ugro.train import checkpoint, loader, saving
+from ugro.train import reporting as ended
+from ugro.train import surroundings as start
+from ugro.train.balance import Balance, PartOfShare
+from ugro.train.elastic import Elastic
+from ugro.train.failures import Finite
 from ugro.train.loader import Loader
-from ugro.train.local.loader import LocalLoader
-from ugro.train.local.mode import LocalMode, refuse_holes
-from ugro.train.local.stepping import LocalStepping
-from ugro.train.metrics import Metrics, kept
-from ugro.train.notices import Notices
+from ugro.train.local_course import LocalStepping
+from ugro.train.modes import ElasticRun, LocalLoader, LocalMode, refuse_holes
 from ugro.train.parallel import spread
-from ugro.train.parallel.blocks import described, gradient_bytes, optimizer_bytes
-from ugro.train.parallel.way import Way, distinct, of_units
-from ugro.train.part import PartOfShare
-from ugro.train.sampler import Order, Progress, Schedule
+from ugro.train.parallel import way as batchnorm
+from ugro.train.parallel.way import Way, described, distinct, gradient_bytes, of_units, optimizer_bytes
+from ugro.train.reporting import Metrics, Notices, Patience, kept
+from ugro.train.rules.balance import Balancer, Batch
+from ugro.train.rules.failures import OnNan, on_nan
+from ugro.train.rules.shares import Advice, Mode
+from ugro.train.rules.sync import Sync, SyncOptions, chosen
+from ugro.train.samples import Order, Progress, Schedule
 from ugro.train.saving import Target
-from ugro.train.step import Step
+from ugro.train.step import Gradients, LossFunction, Step, guard_of
 from ugro.train.stepping import Stepping
 from ugro.train.surroundings import Surroundings, mode
 from ugro.train.telemetry import History
 from ugro.train.trial import Trial, Wish, leave
-from ugro.train.waiting import Patience
 
 _LEAST_WITH_BATCH_NORM = 8
 _CHECKPOINTS_KEPT = 3

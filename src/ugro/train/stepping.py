@@ -8,25 +8,19 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ugro.core.errors import UgroError
-from ugro.policy.training.nan import Incident, OnNan
-from ugro.train import finite
-from ugro.train.balance import Balance, Verdict
-from ugro.train.batchnorm import Company
-from ugro.train.clock import Clock, Moments
-from ugro.train.finite import Finite, NotFinite
+from ugro.kernel.support.errors import UgroError
+from ugro.train import failures as finite
+from ugro.train.balance import Balance, PartOfShare, Verdict
+from ugro.train.failures import Finite, NotFinite, Room, memory_of
 from ugro.train.group import Gathering, Group
-from ugro.train.memory import Room, memory_of
-from ugro.train.parallel.way import Way, distinct
-from ugro.train.part import PartOfShare
-from ugro.train.pieces import Handed, Parts
-from ugro.train.sampler import Progress, Slice
-from ugro.train.telemetry import History, Word, of_units
-from ugro.train.trace import Tracer
+from ugro.train.parallel.way import Company, Way, distinct
+from ugro.train.rules.failures import Incident, OnNan
+from ugro.train.samples import Handed, Parts, Progress, Slice
+from ugro.train.telemetry import Clock, History, Moments, Tracer, Word, of_units
 from ugro.train.trial import Trial
 
 if TYPE_CHECKING:
-    from ugro.train.elastic.membership import Elastic
+    from ugro.train.elastic import Elastic
 
 
 class ApartError(UgroError):

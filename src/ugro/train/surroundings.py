@@ -2,15 +2,45 @@
 
 from __future__ import annotations
 
+import json
+import os
+import random
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from ugro.core.errors import UsageError
-from ugro.policy.balance.mode import Mode
-from ugro.policy.local.sync import Sync, SyncMode, outer, sync_mode
-from ugro.policy.training.nan import OnNan, on_nan
+from ugro.kernel.support.errors import UsageError
+from ugro.train.rules.failures import OnNan, on_nan
+from ugro.train.rules.shares import Mode, granule_for_gpus
+from ugro.train.rules.sync import Sync, SyncMode, outer, sync_mode
+from ugro.train.samples import Order, Progress
+from ugro.train.telemetry import Clock, CpuClock, CudaClock, Tracer
+
+# --- parameters -------------------------------------------------------------------------------------------------------
+# The parameters of a sweep's trial, for scripts that have no command line of their own.
+
+
+VARIABLE = "UGRO_PARAMS"
+
+
+def params(**defaults: Any) -> dict[str, Any]:
+    """What this trial is to use, over ``defaults``; outside a sweep, the defaults. Nested as in the sweep's file."""
+    text = os.environ.get(VARIABLE)
+    if not text:
+        return dict(defaults)
+    try:
+        given = json.loads(text)
+    except ValueError:
+        given = None
+    if not isinstance(given, dict):
+        raise UsageError(f"{VARIABLE} is not a JSON object: {text!r:.60}", hint="ugro sweep sets it; leave it alone")
+    return {**defaults, **given}
+
+
+# --- surroundings -----------------------------------------------------------------------------------------------------
+
 
 RANK_TIMEOUT_S = 300.0
 _OUTPUT = "ugro_output"
@@ -108,3 +138,69 @@ def _speeds(text: str) -> tuple[float, ...]:
         return tuple(float(part) for part in text.split(",") if part.strip())
     except ValueError:
         raise UsageError(f"UGRO_SPEEDS is not a list of numbers: {text!r}", hint="example: 1,0.5,0.25") from None
+
+
+# --- start ------------------------------------------------------------------------------------------------------------
+# What a rank needs before its first step: device, clock, random generators, names of files.
+
+
+def device(local_rank: int) -> Any:
+    import torch
+
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    device = torch.device("cuda", local_rank % torch.cuda.device_count())
+    torch.cuda.set_device(device)
+    return device
+
+
+def seed_generators(seed: int) -> None:
+    import torch
+
+    random.seed(seed)
+    torch.manual_seed(seed)
+
+
+def metrics_path(output: Path, rank: int) -> Path:
+    """The file of this rank. One writer per file lets the agent follow it by its length."""
+    return output / ("metrics.jsonl" if rank == 0 else f"metrics.rank_{rank}.jsonl")
+
+
+def clock(device: Any) -> Clock:
+    return CudaClock() if device.type == "cuda" else CpuClock()
+
+
+def granule(device: Any, global_batch: int, ranks: int) -> int:
+    """Returns the number of which shares are multiples, if the script does not say it."""
+    return granule_for_gpus(global_batch, ranks) if device.type == "cuda" else 1
+
+
+def tracer(surroundings: Surroundings, rank: int, device: Any) -> Tracer:
+    is_cuda = device.type == "cuda"
+    return Tracer(surroundings.run_folder, run_name(surroundings), surroundings.output, rank, is_cuda)
+
+
+def run_name(surroundings: Surroundings) -> str:
+    return f"{surroundings.job}.{surroundings.attempt}"
+
+
+def about(surroundings: Surroundings, names: list[str], device: Any) -> dict[str, Any]:
+    """The first record of a run."""
+    return {
+        "kind": "run",
+        "job": surroundings.job,
+        "nodes": names,
+        "device": str(device),
+        "mode": str(surroundings.mode),
+        "sync": str(surroundings.sync.mode),
+    }
+
+
+def steps_ahead(progress: Progress, order: Order, epochs: int | None) -> dict[str, Any]:
+    """The record of how many steps there will be."""
+    record = {"kind": "progress", "step": progress.step, "steps_per_epoch": order.steps}
+    if epochs is not None:
+        steps_used = -(-progress.cursor // order.global_batch)  # of the epoch that was interrupted
+        left = (epochs - progress.epoch) * order.steps - steps_used
+        record |= {"epochs": epochs, "total_steps": progress.step + max(0, left)}
+    return record

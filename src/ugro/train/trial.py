@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any, NoReturn
 
-from ugro.core.errors import UsageError
-from ugro.policy.local.sync import SyncMode
+from ugro.kernel.support.errors import UsageError
+from ugro.train.failures import DeviceMemory, SavedForBackward, memory_of
 from ugro.train.group import Group
-from ugro.train.memory import DeviceMemory, SavedForBackward, memory_of
-from ugro.train.metrics import Metrics
+from ugro.train.reporting import Metrics
+from ugro.train.rules.sync import SyncMode
 from ugro.train.surroundings import Surroundings
 
 _BLOCK = 4  # steps with the same size

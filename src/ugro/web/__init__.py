@@ -1,1 +1,4 @@
-"""The dashboard: pages, templates, and the stream that keeps them live."""
+"""The frame of the dashboard: sign-in, layout, live stream, charts and the pages of nodes and jobs.
+
+Does not change state by itself.
+"""

@@ -12,8 +12,8 @@ from starlette.datastructures import MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ugro.core.errors import NotAllowed
-from ugro.core.support.codec import dumps
+from ugro.kernel.support.codec import dumps
+from ugro.kernel.support.errors import NotAllowed
 
 _JOB = r"/v1/jobs/[^/]+"
 _NODE = r"/v1/nodes/[^/]+"

@@ -10,33 +10,181 @@ import asyncio
 import base64
 import binascii
 import contextlib
+import errno
+import hashlib
 import logging
-from functools import partial
+import socket
+import ssl
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
 
+import jinja2
+import uvicorn
 from fastapi import FastAPI
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ugro.agent.agent import Agent
-from ugro.agent.api.audit_trail import REFUSED, AuditTrail, now
-from ugro.agent.api.body_limit import BodyLimit
-from ugro.agent.api.gate import CALLER, who
-from ugro.agent.api.openapi import PREFIX, described
-from ugro.agent.api.while_allowed import while_allowed
-from ugro.agent.door import CONNECTION, Door
-from ugro.config.team import Api
-from ugro.core.audit import AuditEntry
-from ugro.core.errors import NotAllowed, NotFound, UgroError
-from ugro.core.identity import ApiToken, Caller
-from ugro.core.support.clock import boot_clock_s
-from ugro.core.support.codec import dumps
-from ugro.core.support.loopback import is_loopback
+from ugro.kernel.access.config import Api
+from ugro.kernel.access.gate import CALLER, while_allowed, who
+from ugro.kernel.access.model import ApiToken, AuditEntry, Caller, is_loopback
+from ugro.kernel.agent.agent import Agent
+from ugro.kernel.operations.app import Server
+from ugro.kernel.operations.audit_trail import REFUSED, AuditTrail, now
+from ugro.kernel.operations.door import CONNECTION, BodyLimit, Door
+from ugro.kernel.operations.openapi import PREFIX, described
+from ugro.kernel.support.codec import dumps
+from ugro.kernel.support.errors import NotAllowed, NotFound, UgroError
+from ugro.kernel.support.moments import boot_clock_s
 from ugro.web.access import LARGEST_BODY
-from ugro.web.api_docs import CONTENT_POLICY, docs_page
-from ugro.web.listening import POLL_S, listen, make_server, try_certificate
+
+# --- api docs ---------------------------------------------------------------------------------------------------------
+# The page that describes the HTTPS API, for people: made here from its OpenAPI document, without scripts.
+
+
+_TEMPLATES = Path(__file__).parent / "templates"
+_STYLE = (_TEMPLATES / "api_docs.css").read_text(encoding="utf-8")
+_HASH = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
+CONTENT_POLICY = f"default-src 'none'; style-src 'sha256-{_HASH}'; frame-ancestors 'none'; base-uri 'none'"
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    name: str
+    kind: str
+    is_required: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    method: str
+    path: str
+    role: str
+    text: str
+    parameters: tuple[Field, ...]
+    body: tuple[Field, ...]
+
+
+def docs_page(document: Mapping[str, Any]) -> str:
+    groups: dict[str, list[Operation]] = {}
+    for operation in operations(document):
+        groups.setdefault(operation.path.split("/")[3], []).append(operation)
+    about = {"title": document["info"]["title"], "version": document["info"]["version"]}
+    return _template().render(style=_STYLE, groups=groups, description=document["info"]["description"], **about)
+
+
+def operations(document: Mapping[str, Any]) -> Iterator[Operation]:
+    schemas = document.get("components", {}).get("schemas", {})
+    for path, item in sorted(document["paths"].items()):
+        for method, found in item.items():
+            parameters = tuple(
+                Field(one["name"], _kind(one.get("schema", {})), bool(one.get("required")))
+                for one in found.get("parameters", ())
+            )
+            body = found.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema", {})
+            text = found.get("description") or found.get("summary", "")
+            yield Operation(method.upper(), path, found["x-role"], text, parameters, tuple(_fields(body, schemas)))
+
+
+def _fields(schema: Mapping[str, Any], schemas: Mapping[str, Any]) -> Iterator[Field]:
+    if "$ref" in schema:
+        schema = schemas.get(_name(schema), {})
+    required = schema.get("required", ())
+    for name, one in schema.get("properties", {}).items():
+        yield Field(name, _kind(one), name in required)
+
+
+def _kind(schema: Mapping[str, Any]) -> str:
+    """``string``, ``list of integer``, ``Submit or null``."""
+    if "$ref" in schema:
+        return _name(schema)
+    if "enum" in schema:
+        return " | ".join(map(str, schema["enum"]))
+    if ways := schema.get("anyOf"):
+        return " or ".join(_kind(one) for one in ways)
+    if schema.get("type") == "array":
+        return f"list of {_kind(schema.get('items', {}))}"
+    return str(schema.get("type", "any"))
+
+
+def _name(schema: Mapping[str, Any]) -> str:
+    return str(schema["$ref"]).rpartition("/")[2]
+
+
+@cache
+def _template() -> jinja2.Template:
+    loader = jinja2.FileSystemLoader(_TEMPLATES)
+    environment = jinja2.Environment(
+        loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined
+    )
+    return environment.get_template("api_docs.html")
+
+
+# --- listening --------------------------------------------------------------------------------------------------------
+# What the dashboard and the HTTPS API share: a listener, a certificate that is tried first, and a server.
+
 
 log = logging.getLogger(__name__)
+
+POLL_S = 0.5  # how soon a change of settings is noticed
+_SHUTDOWN_GRACE_S = 1
+_BACKLOG = 1024  # a client must not wait because a crowd came before it
+_LONGEST_HEAD = 32 * 1024
+
+
+def make_server(app: ASGIApp, certificate_file: str | None, key_file: str | None) -> Server:
+    return Server(
+        uvicorn.Config(
+            app,
+            http="h11",
+            h11_max_incomplete_event_size=_LONGEST_HEAD,
+            ws="none",
+            log_config=None,
+            lifespan="off",
+            timeout_graceful_shutdown=_SHUTDOWN_GRACE_S,
+            server_header=False,
+            proxy_headers=False,  # else a process on this machine says which address it comes from
+            access_log=False,  # its lines would contain sign-in links
+            ssl_certfile=certificate_file,
+            ssl_keyfile=key_file,
+            reset_contextvars=True,  # a request must not inherit the caller of the one before it on its connection
+        )
+    )
+
+
+def try_certificate(certificate_file: str | None, key_file: str | None) -> None:
+    """Loads the certificate before the server does, so that a missing file is reported."""
+    if certificate_file is not None:
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(certificate_file, key_file)
+
+
+def listen(host: str, port: int, *, may_move: bool) -> socket.socket:
+    """``may_move``: to another port, if this one is taken."""
+    family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(address)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or not may_move:
+                raise
+            # Another agent, of this user or another, has the port. `ugro dashboard` prints the one in use.
+            listener.bind((address[0], 0))
+            log.info("port %s is in use; the dashboard uses another", port)
+        listener.listen(_BACKLOG)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+# --- api server -------------------------------------------------------------------------------------------------------
+
 
 DOCS = f"{PREFIX}/v1/docs"
 DESCRIPTION = f"{PREFIX}/v1/openapi.json"

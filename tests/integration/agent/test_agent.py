@@ -22,10 +22,10 @@ from tests.integration.sharing import commands
 from tests.rig.sshd import SshdFarm
 from tests.rig.waiting import is_alive, processes_with_variable, wait_until
 from ugro.client.client import Client
-from ugro.client.own_agent import OwnAgent, OwnWish
-from ugro.core.agent import AgentStatus
-from ugro.core.support.codec import decode
-from ugro.core.support.state_dir import StateDir
+from ugro.client.reach import OwnAgent, OwnWish
+from ugro.kernel.agent.model import AgentStatus
+from ugro.kernel.support.codec import decode
+from ugro.kernel.support.state_dir import StateDir
 
 # Runs the agent or the command line as if it were of another version.
 AS_VERSION = """
@@ -59,7 +59,7 @@ def served() -> Iterator[Ugro]:
         assert found("agent", "stop").returncode == 0
 
 
-def start_agent(ugro: Ugro, *words: str, code: Sequence[str] = ("-m", "ugro.agent")) -> dict[str, Any]:
+def start_agent(ugro: Ugro, *words: str, code: Sequence[str] = ("-m", "ugro.kernel.agent")) -> dict[str, Any]:
     """Starts an agent directly, not by a command; what it says when it is ready, or why it is not."""
     ready, theirs = os.pipe()
     argv = [sys.executable, *code, *words, "--home", str(ugro.home), "--ready-fd", str(theirs)]
@@ -87,7 +87,7 @@ def log_lines(home: Path) -> list[dict[str, Any]]:
 
 
 def agents(ugro: Ugro) -> list[int]:
-    return [pid for pid in ugro.processes() if b"ugro.agent" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    return [pid for pid in ugro.processes() if b"ugro.kernel.agent" in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 
 # --- one agent -----------------------------------------------------------------------------------------------------
@@ -165,7 +165,7 @@ def test_a_command_whose_agent_is_stopped_before_it_is_asked_starts_another(
 @pytest.mark.proof
 def test_an_agent_whose_starter_was_killed_serves_all_the_same(ugro: Ugro) -> None:
     ready, theirs = os.pipe()
-    argv = [sys.executable, "-m", "ugro.agent", "--home", str(ugro.home), "--ready-fd", str(theirs)]
+    argv = [sys.executable, "-m", "ugro.kernel.agent", "--home", str(ugro.home), "--ready-fd", str(theirs)]
     with subprocess.Popen(argv, env=ugro.environment(), pass_fds=[theirs]) as agent:
         os.close(theirs)
         os.close(ready)
@@ -426,7 +426,7 @@ def test_a_full_log_is_rotated_and_old_ones_go(tmp_path: Path) -> None:
     code = """
 import logging, os, sys
 from pathlib import Path
-from ugro.agent.log_format import configure
+from ugro.kernel.agent.main import configure
 os.umask(0o077)
 configure(Path(sys.argv[1]), "info", max_bytes=2000)
 for number in range(200):

@@ -16,9 +16,9 @@ from tests.integration.agent.test_agent import AS_VERSION, OLD, ask_raw, start_a
 from tests.integration.conftest import Ugro
 from tests.rig.waiting import is_alive, wait_until
 from ugro.client.client import Client
-from ugro.client.own_agent import OwnAgent, OwnWish
-from ugro.core.agent import AgentStatus
-from ugro.core.support.state_dir import StateDir
+from ugro.client.reach import OwnAgent, OwnWish
+from ugro.kernel.agent.model import AgentStatus
+from ugro.kernel.support.state_dir import StateDir
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from tests.integration.sharing import commands
 from tests.rig.agent import end_agent
 from tests.rig.terminal import Screen
 from ugro.client.client import Client
-from ugro.core.errors import Unallowed
+from ugro.kernel.support.errors import Unallowed
 
 
 @pytest.fixture

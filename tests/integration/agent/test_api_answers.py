@@ -14,9 +14,9 @@ from tests.rig.agent import AgentProcess, log_tail
 from tests.rig.described import Checked, Step
 from tests.rig.ports import free_port
 from tests.rig.service import SERVER
-from ugro.agent.api.access_rules import RULES
-from ugro.agent.api.answers import ANSWERS
-from ugro.core.support.state_dir import StateDir
+from ugro.kernel.operations.access_rules import RULES
+from ugro.kernel.operations.answers import ANSWERS
+from ugro.kernel.support.state_dir import StateDir
 
 # Prints, has a metric and leaves a file; fails at its first attempt if it is told to.
 TRAINING = """
@@ -200,7 +200,7 @@ def test_what_the_agent_answers_is_what_the_description_says(checked: Checked, f
 
 
 def test_operations_have_names_of_their_own_and_every_described_answer_is_tried(checked: Checked, folder: Path) -> None:
-    assert set(ANSWERS) == set(RULES), "agent/api/answers.py names every route"
+    assert set(ANSWERS) == set(RULES), "kernel/operations/answers.py names every route"
     names = [answer.name for answer in ANSWERS.values()]
     assert len(set(names)) == len(names)
     assert all(name.isidentifier() and name.islower() for name in names)

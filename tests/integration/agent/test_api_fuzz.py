@@ -13,9 +13,9 @@ from tests.rig.agent import AgentProcess, environment, log_tail
 from tests.rig.api_tools import api_tools
 from tests.rig.waiting import wait_until
 from ugro import Client
-from ugro.agent.api.access_rules import RULES
-from ugro.core.identity import Role
+from ugro.kernel.access.model import Role
 from ugro.kernel.access.operations import CreateToken
+from ugro.kernel.operations.access_rules import RULES
 
 _CHECKS = (
     "not_a_server_error", "status_code_conformance", "content_type_conformance", "response_schema_conformance",

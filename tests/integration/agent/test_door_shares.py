@@ -12,14 +12,13 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp
 
 from tests.rig.identity import CLUSTER, MEMBER, bearer, person, running_agent, signed_in
-from ugro.agent.agent import Agent
-from ugro.agent.door import Door, DoorLimits
-from ugro.core.identity import Role
+from ugro.kernel.access.model import Role
+from ugro.kernel.agent.agent import Agent
+from ugro.kernel.operations.door import Door, DoorLimits
 from ugro.web.access import AccessSettings
-from ugro.web.api_server import create_api
-from ugro.web.app import create_web
-from ugro.web.listening import listen, make_server
-from ugro.web.tokens import Tokens as DashboardTokens
+from ugro.web.access import Tokens as DashboardTokens
+from ugro.web.api_server import create_api, listen, make_server
+from ugro.web.dashboard import create_web
 
 FEW = DoorLimits(of_one_user=3)
 _ANSWER_S = 30

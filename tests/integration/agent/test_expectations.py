@@ -13,7 +13,7 @@ import pytest
 from tests.integration.conftest import Ugro
 from tests.rig.waiting import is_alive, processes_with, wait_until
 from ugro.client.client import Client, Ended
-from ugro.core.errors import ConfigError, UsageError
+from ugro.kernel.support.errors import ConfigError, UsageError
 
 
 def write_cluster(folder: Path, *names: str) -> None:

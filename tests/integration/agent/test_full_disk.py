@@ -15,7 +15,7 @@ from tests.integration.conftest import InProcess, Ugro
 from tests.rig import disk
 from tests.rig.disk import SmallDisk
 from tests.rig.waiting import end_all_with_variable, wait_until
-from ugro.store.reserve import LEAST_BYTES, PIECES
+from ugro.kernel.store.engine import LEAST_BYTES, PIECES
 
 SOON_S = 60
 pytestmark = pytest.mark.skipif(disk.available() is not None, reason=str(disk.available()))

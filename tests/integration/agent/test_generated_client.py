@@ -18,7 +18,7 @@ from tests.rig.api_tools import api_tools
 from tests.rig.certificates import make_certificate
 from tests.rig.waiting import wait_until
 from ugro import Client
-from ugro.core.identity import Role
+from ugro.kernel.access.model import Role
 from ugro.kernel.access.operations import CreateToken
 
 # Streams of lines, and frames that only UGRO's commands read, as a generator without words for them can take them.

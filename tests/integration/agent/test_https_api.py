@@ -20,9 +20,9 @@ from tests.rig.agent import AgentProcess, log_tail
 from tests.rig.certificates import make_certificate
 from tests.rig.waiting import wait_until
 from ugro import Client
-from ugro.core.agent import AgentStatus
-from ugro.core.identity import Role
+from ugro.kernel.access.model import Role
 from ugro.kernel.access.operations import CreateToken, GetWhoami, ListTokens, RevokeToken
+from ugro.kernel.agent.model import AgentStatus
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="not installed: openssl")
 

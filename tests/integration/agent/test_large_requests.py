@@ -18,8 +18,8 @@ import pytest
 
 from tests.rig.agent import AgentProcess, log_tail
 from tests.rig.identity import running_agent
-from ugro.agent.server import _LARGEST_BODY_OF_MEMBERS
-from ugro.core.support.state_dir import StateDir
+from ugro.kernel.operations.app import _LARGEST_BODY_OF_MEMBERS
+from ugro.kernel.support.state_dir import StateDir
 
 pytestmark = pytest.mark.proof
 

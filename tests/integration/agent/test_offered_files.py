@@ -10,13 +10,13 @@ from typing import Any
 from fastapi import FastAPI
 
 from tests.rig.identity import CLUSTER, MEMBER, Answer, ask, person, running_agent, signed_in
-from ugro.agent.agent import Agent
-from ugro.agent.api.remote import RemoteClients
-from ugro.agent.ops.accounts import user_name
-from ugro.core.identity import Role
+from ugro.features.remote_access.api import RemoteClients
+from ugro.kernel.access.model import Role
+from ugro.kernel.access.service import user_name
+from ugro.kernel.agent.agent import Agent
 from ugro.web.access import AccessSettings
-from ugro.web.app import create_web
-from ugro.web.tokens import Tokens as DashboardTokens
+from ugro.web.access import Tokens as DashboardTokens
+from ugro.web.dashboard import create_web
 
 ANN = person("ann", Role.ADMIN, shares_account=True)  # the agent reads her files
 BOB, VIEWER, OPERATOR = person("bob", Role.USER), person("eve", Role.VIEWER), person("olga", Role.OPERATOR)

@@ -22,11 +22,11 @@ from tests.rig.judge import Task
 from tests.rig.older_state import RECORDS, put_back, saved
 from tests.rig.sshd import SshdFarm
 from tests.rig.stores import use_engine
-from ugro.agent.support.crashpoint import RECONCILE_POINTS
-from ugro.core.errors import InSafeMode, NotAllowed
-from ugro.core.job import Job
-from ugro.core.safe_mode import SafeMode
-from ugro.store.standing import BLOCK
+from ugro.features.safe_mode.model import SafeMode
+from ugro.kernel.jobs.model import Job
+from ugro.kernel.store.standing import BLOCK
+from ugro.kernel.support.errors import InSafeMode, NotAllowed
+from ugro.kernel.support.process import RECONCILE_POINTS
 
 LATE = Task("late")
 NEWER = Task("newer", lines=200, pause_s=0.05)

@@ -10,16 +10,16 @@ from typing import Any
 from fastapi import FastAPI
 
 from tests.rig.identity import CLUSTER, MEMBER, Answer, ask, person, running_agent, signed_in
-from ugro.core.identity import Caller, Role
-from ugro.core.job import JobSpec
-from ugro.core.python_env import Whose
-from ugro.core.support.codec import dumps
-from ugro.core.sweep import Budget
-from ugro.store.listing import Listed
-from ugro.store.sweeps import NewSweep
+from ugro.features.environments.model import Whose
+from ugro.features.sweeps.model import Budget
+from ugro.features.sweeps.store import NewSweep
+from ugro.kernel.access.model import Caller, Role
+from ugro.kernel.jobs.model import JobSpec
+from ugro.kernel.jobs.rows import Listed
+from ugro.kernel.support.codec import dumps
 from ugro.web.access import AccessSettings
-from ugro.web.app import create_web
-from ugro.web.tokens import Tokens as DashboardTokens
+from ugro.web.access import Tokens as DashboardTokens
+from ugro.web.dashboard import create_web
 
 ANN, BOB = person("ann", Role.USER), person("bob", Role.USER)
 VIEWER, OPERATOR, OWNER = (

@@ -16,19 +16,19 @@ from fastapi import FastAPI
 
 from tests.integration.agent.test_own_jobs import submitted
 from tests.rig.identity import CLUSTER, MEMBER, Answer, ask, person, running_agent, signed_in
-from ugro.agent.agent import Agent
-from ugro.agent.api.access_rules import PAGES, RULES, Access
-from ugro.core.identity import Caller, Role
-from ugro.core.job import JobSpec
-from ugro.core.ray_cluster import ClusterWish, Head, RayCluster
-from ugro.core.service import DoorPlace, Revision, Service, ServiceSpec
-from ugro.core.support.codec import dumps
-from ugro.core.sweep import Budget
+from ugro.features.ray.model import ClusterWish, Head, RayCluster
+from ugro.features.services.model import DoorPlace, Revision, Service, ServiceSpec
+from ugro.features.sweeps.model import Budget
+from ugro.features.sweeps.store import NewSweep
+from ugro.kernel.access.model import Caller, Role
+from ugro.kernel.agent.agent import Agent
+from ugro.kernel.jobs.model import JobSpec
+from ugro.kernel.operations.access_rules import PAGES, RULES, Access
 from ugro.kernel.operations.request import Kind
-from ugro.store.sweeps import NewSweep
+from ugro.kernel.support.codec import dumps
 from ugro.web.access import AccessSettings
-from ugro.web.app import create_web
-from ugro.web.tokens import Tokens as DashboardTokens
+from ugro.web.access import Tokens as DashboardTokens
+from ugro.web.dashboard import create_web
 
 ANN, BOB = person("ann", Role.USER), person("bob", Role.USER)
 VIEWER, OPERATOR = person("eve", Role.VIEWER), person("olga", Role.OPERATOR)

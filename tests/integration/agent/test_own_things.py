@@ -13,20 +13,20 @@ from typing import Any
 from fastapi import Depends, FastAPI
 
 from tests.rig.identity import CLUSTER, Answer, ask, person, running_agent
-from ugro.agent.agent import Agent
-from ugro.agent.api.access_rules import RULES
-from ugro.agent.api.app import answer_errors
-from ugro.agent.api.gate import Gate
-from ugro.agent.api.ray_clusters import add_ray_cluster_routes
-from ugro.agent.api.services import add_service_routes
-from ugro.agent.api.sweeps import add_sweep_routes
-from ugro.core.identity import Role
-from ugro.core.job import JobSpec
-from ugro.core.ray_cluster import ClusterState, ClusterWish, Head, RayCluster
-from ugro.core.service import DoorPlace, Revision, Service, ServiceSpec, ServiceState
-from ugro.core.support.codec import dumps
-from ugro.core.sweep import Budget, SweepState, TrialState
-from ugro.store.sweeps import NewSweep
+from ugro.features.ray.api import add_ray_cluster_routes
+from ugro.features.ray.model import ClusterState, ClusterWish, Head, RayCluster
+from ugro.features.services.api import add_service_routes
+from ugro.features.services.model import DoorPlace, Revision, Service, ServiceSpec, ServiceState
+from ugro.features.sweeps.api import add_sweep_routes
+from ugro.features.sweeps.model import Budget, SweepState, TrialState
+from ugro.features.sweeps.store import NewSweep
+from ugro.kernel.access.gate import Gate
+from ugro.kernel.access.model import Role
+from ugro.kernel.agent.agent import Agent
+from ugro.kernel.jobs.model import JobSpec
+from ugro.kernel.operations.access_rules import RULES
+from ugro.kernel.operations.app import answer_errors
+from ugro.kernel.support.codec import dumps
 
 ANN, BOB = person("ann", Role.USER), person("bob", Role.USER)
 VIEWER, OPERATOR, OWNER = (

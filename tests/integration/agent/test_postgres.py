@@ -20,18 +20,14 @@ from tests.rig.postgres_relay import Cut, PostgresRelay
 from tests.rig.stores import in_store
 from tests.rig.tiers import sample
 from tests.rig.waiting import wait_until
-from ugro.core.errors import NotAllowed, StoreAway, UgroError
-from ugro.core.job import Job, JobSpec, JobState, Placement, Share
-from ugro.store.address import PostgresAddress
-from ugro.store.backend import ConnectionLost
-from ugro.store.copying import tables
-from ugro.store.database import Store
-from ugro.store.migrations_folder import newest_schema
-from ugro.store.postgres import Postgres
-from ugro.store.postgres_copy import export, load, mark_moved
-from ugro.store.smalllogs import SmallLog
-from ugro.store.sqlite_file import connect_plainly
-from ugro.store.submissions import About
+from ugro.kernel.jobs.model import Job, JobSpec, JobState, Placement, Share
+from ugro.kernel.jobs.moves import About, SmallLog
+from ugro.kernel.store.address import PostgresAddress
+from ugro.kernel.store.connection import ConnectionLost, newest_schema, tables
+from ugro.kernel.store.database import Store
+from ugro.kernel.store.engine import connect_plainly
+from ugro.kernel.store.postgres import Postgres, export, load, mark_moved
+from ugro.kernel.support.errors import NotAllowed, StoreAway, UgroError
 
 T = TypeVar("T")
 SPEC = JobSpec("train", ("true",))
@@ -371,7 +367,7 @@ def test_both_engines_have_the_same_tables_columns_and_indexes(tmp_path: Path, a
     with closing(connect_plainly(tmp_path / "state.db")) as db:
         ours = [
             (table.name, str(row["name"]), bool(row["notnull"] or row["pk"]))
-            for table in sorted(tables(newest_schema("ugro.store")), key=lambda table: table.name)
+            for table in sorted(tables(newest_schema("ugro.kernel.store")), key=lambda table: table.name)
             for row in db.execute(f"PRAGMA table_info({table.name})")
         ]
         assert theirs == ours
@@ -402,7 +398,7 @@ def test_a_copy_there_and_back_is_the_same_row_by_row(tmp_path: Path, address: P
         assert load(state, target, replaces=True) == counts
     assert export(address, back) == counts
     with closing(connect_plainly(state)) as one, closing(connect_plainly(back)) as other:
-        for table in tables(newest_schema("ugro.store")):
+        for table in tables(newest_schema("ugro.kernel.store")):
             query = f"SELECT * FROM {table.name} ORDER BY {', '.join(table.key)}"
             assert list(map(tuple, one.execute(query))) == list(map(tuple, other.execute(query)))
         assert one.newest_id("jobs") == other.newest_id("jobs") == 9000

@@ -16,8 +16,8 @@ from tests.rig import postgres
 from tests.rig.agent import holder
 from tests.rig.postgres import PostgresServer
 from tests.rig.waiting import wait_until
-from ugro.core.support.state_dir import StateDir
-from ugro.store.address import write_address
+from ugro.kernel.store.address import write_address
+from ugro.kernel.support.state_dir import StateDir
 
 pytestmark = pytest.mark.proof
 PATIENCE_S = 60

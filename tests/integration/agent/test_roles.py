@@ -33,21 +33,20 @@ from tests.rig.identity import (
     write_cluster,
 )
 from tests.rig.waiting import wait_until
-from ugro.agent.agent import Agent
-from ugro.agent.api.access_rules import PAGES, RULES, Access
-from ugro.agent.api.app import create_app
-from ugro.agent.ops.tokens import Tokens
-from ugro.agent.team_server import serve_team
-from ugro.core.cluster_file import ServedFile
-from ugro.core.identity import Role
-from ugro.core.support.state_dir import StateDir
-from ugro.web.access import AccessSettings
+from ugro.kernel.access.model import Role
+from ugro.kernel.access.service import Tokens
+from ugro.kernel.access.team_server import serve_team
+from ugro.kernel.agent.agent import Agent
+from ugro.kernel.agent.model import ServedFile
+from ugro.kernel.operations.access_rules import PAGES, RULES, Access
+from ugro.kernel.operations.app import create_app
+from ugro.kernel.support.state_dir import StateDir
+from ugro.web.access import COOKIE_LIFETIME_S, AccessSettings
+from ugro.web.access import Tokens as DashboardTokens
 from ugro.web.api_allowlist import is_allowed
 from ugro.web.api_server import DOCS, create_api
-from ugro.web.app import create_pages, create_web
+from ugro.web.dashboard import create_pages, create_web
 from ugro.web.site import Site
-from ugro.web.tokens import COOKIE_LIFETIME_S
-from ugro.web.tokens import Tokens as DashboardTokens
 
 _GAP = re.compile(r"\{[a-z]+(?::path)?\}")
 REFUSED = (403, "not_allowed")
@@ -77,7 +76,7 @@ API_RULES: Mapping[str, Access] = {route: rule for route, rule in RULES.items() 
 def test_every_route_states_its_role(tmp_path: Path) -> None:
     async def scenario() -> None:
         async with running_agent(tmp_path) as (_, api):
-            assert stated(api.routes) == set(RULES), "agent/api/access_rules.py states the role of each route"
+            assert stated(api.routes) == set(RULES), "kernel/operations/access_rules.py states the role of each route"
             assert all(isinstance(route, APIRoute) for route in api.routes), "nothing is served beside the gate"
 
     asyncio.run(scenario())
@@ -87,7 +86,7 @@ def test_every_page_states_its_role(tmp_path: Path) -> None:
     site = Site(Agent(StateDir(tmp_path), ServedFile(None)))
     tokens = DashboardTokens(tmp_path / "token")
     app = create_pages(site, FastAPI(), AccessSettings(tokens, frozenset(), "c", nobody))
-    assert stated(app.routes) == set(PAGES), "agent/api/access_rules.py states the role of each page"
+    assert stated(app.routes) == set(PAGES), "kernel/operations/access_rules.py states the role of each page"
 
 
 def test_nobody_gets_in_without_a_credential_that_suffices(tmp_path: Path) -> None:

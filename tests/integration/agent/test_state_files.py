@@ -17,10 +17,10 @@ from tests.integration.conftest import Farms, InProcess, Ugro
 from tests.rig.agent import holder
 from tests.rig.damage import clean_state, garbage_in_page_of, zero_page_of
 from tests.rig.waiting import is_alive, processes_with, wait_until
-from ugro.agent.ops.backups import refuse_if_missing
 from ugro.client.client import Client
-from ugro.core.errors import Damaged, NotAllowed
-from ugro.core.support.state_dir import StateDir
+from ugro.kernel.agent.backups import refuse_if_missing
+from ugro.kernel.support.errors import Damaged, NotAllowed
+from ugro.kernel.support.state_dir import StateDir
 
 END_S = 15
 
@@ -200,5 +200,5 @@ def test_a_restore_that_is_cut_short_leaves_no_state_without_its_key(tmp_path: P
 
 def recovery(home: StateDir, *words: str) -> Any:
     """As clients start it."""
-    program = [sys.executable, "-m", "ugro.agent.recovery", "--home", str(home.path), *words]
+    program = [sys.executable, "-m", "ugro.kernel.agent.backups", "--home", str(home.path), *words]
     return json.loads(subprocess.run(program, cwd=home.path, check=True, stdout=subprocess.PIPE, timeout=END_S).stdout)

@@ -21,9 +21,9 @@ import pytest
 
 from tests.rig.identity import MEMBER, running_agent
 from tests.rig.waiting import wait_until
-from ugro.agent.agent import Agent
-from ugro.agent.door import DoorLimits
-from ugro.agent.team_server import LIMITS, serve_team
+from ugro.kernel.access.team_server import LIMITS, serve_team
+from ugro.kernel.agent.agent import Agent
+from ugro.kernel.operations.door import DoorLimits
 
 PYTHON = "/usr/bin/python3"
 pytestmark = [

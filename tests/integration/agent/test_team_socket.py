@@ -20,12 +20,12 @@ from tests.rig.agent import AgentProcess, log_tail
 from tests.rig.identity import MEMBER
 from tests.rig.waiting import wait_until
 from ugro import Client
-from ugro.agent.ops.accounts import user_name
-from ugro.agent.team_server import open_socket
-from ugro.core.agent import AgentStatus
-from ugro.core.code import Snapshot, SyncReport
-from ugro.core.errors import NotAllowed
-from ugro.core.job import Job
+from ugro.kernel.access.service import user_name
+from ugro.kernel.access.team_server import open_socket
+from ugro.kernel.agent.model import AgentStatus
+from ugro.kernel.files.model import Snapshot, SyncReport
+from ugro.kernel.jobs.model import Job
+from ugro.kernel.support.errors import NotAllowed
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="only root can be other users")
 _CURL = shutil.which("curl")

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from tests.rig.identity import MEMBER, person, running_agent
-from ugro.agent.support.caller import enter, vouch
-from ugro.agent.support.client_files import Offer, serving
-from ugro.core.errors import NotAllowed, Wanted
-from ugro.core.identity import Role
+from ugro.kernel.access.caller import enter, vouch
+from ugro.kernel.access.model import Role
+from ugro.kernel.files.client_files import Offer, serving
+from ugro.kernel.support.errors import NotAllowed, Wanted
 
 
 def test_a_chosen_folder_is_read_here_and_any_other_is_asked_of_the_client(tmp_path: Path) -> None:

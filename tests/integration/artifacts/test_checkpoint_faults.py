@@ -20,12 +20,12 @@ from tests.integration.nodes.test_link_fuzz import GREETING, fake
 from tests.rig.checkpoints import Rig, job, name_at_home, nodes_and_home, write
 from tests.rig.nodeprogram import AGENT
 from tests.rig.waiting import wait_until
-from ugro.agent.artifacts.checkpoint_sync import CheckpointSync
-from ugro.core.errors import RemoteFailure, Unreachable
-from ugro.nodes.files import Found, NodeFiles, Where
-from ugro.nodes.runs import Identity
-from ugro.remote import wire
-from ugro.remote.files.listing import RunFile, encoded, fingerprint
+from ugro.kernel.files.node_files import Found, NodeFiles, Where
+from ugro.kernel.files.results.checkpoints import CheckpointSync
+from ugro.kernel.jobs.engine.runs import Identity
+from ugro.kernel.support.errors import RemoteFailure, Unreachable
+from ugro.node import wire
+from ugro.node.files.listing import RunFile, encoded, fingerprint
 
 MIB = 1 << 20
 

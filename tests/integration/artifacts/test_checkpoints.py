@@ -18,12 +18,12 @@ from tests.integration.nodes.test_shells import needs
 from tests.rig.checkpoints import Rig, contents, is_home, job, name_at_home, nodes_and_home, write
 from tests.rig.clock import HOUR_S, RigClock
 from tests.rig.nodeprogram import AGENT, agent_folder
-from ugro.core.errors import RemoteFailure
-from ugro.core.job import Retry
-from ugro.core.node import NodeSpec
-from ugro.core.plan import NodePlan, RankPlan
-from ugro.nodes.files import Found, NodeFiles, Where
-from ugro.nodes.runs import Identity, Runs, RunStart
+from ugro.kernel.files.node_files import Found, NodeFiles, Where
+from ugro.kernel.jobs.engine.runs import Identity, Runs, RunStart
+from ugro.kernel.jobs.model import Retry
+from ugro.kernel.jobs.records import NodePlan, RankPlan
+from ugro.kernel.links.model import NodeSpec
+from ugro.kernel.support.errors import RemoteFailure
 
 MIB = 1 << 20
 

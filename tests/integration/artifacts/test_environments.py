@@ -10,7 +10,7 @@ import pytest
 
 from tests.rig.engine import in_loop, seen_soon
 from tests.rig.lying import LIAR, LyingRig
-from ugro.agent.artifacts.environments import Environments
+from ugro.features.environments.service.installed import Environments
 
 
 @pytest.fixture

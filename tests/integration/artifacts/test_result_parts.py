@@ -11,10 +11,10 @@ import pytest
 
 from tests.integration.conftest import in_loop, until
 from tests.rig.results import ResultRig, runs_and_home
-from ugro.agent.artifacts.output_store import Arrived
-from ugro.agent.artifacts.output_sync import OutputSync, Run
-from ugro.core.job import ResultRule
-from ugro.nodes.files import Where
+from ugro.kernel.files.node_files import Where
+from ugro.kernel.files.results.output_store import Arrived
+from ugro.kernel.files.results.output_sync import OutputSync, Run
+from ugro.kernel.jobs.model import ResultRule
 
 OWN = Run(7, 1, "n1")
 CHECKPOINTS = replace(OWN, where=Where(7))

@@ -22,17 +22,16 @@ from tests.rig import disk
 from tests.rig.checkpoints import LONG_AGO, contents
 from tests.rig.disk import SmallDisk
 from tests.rig.results import ResultRig, nothing, runs_and_home
-from ugro.agent.artifacts import output_store
-from ugro.agent.artifacts.file_store import SPARE_BYTES, DiskFull
-from ugro.agent.artifacts.file_sync import FileTransfer
-from ugro.agent.artifacts.output_store import OutputStore
-from ugro.agent.artifacts.output_sync import OutputSync, Progress, Run
-from ugro.core.errors import RemoteFailure
-from ugro.core.job import Job, JobSpec, JobState, ResultRule
-from ugro.nodes.files import Wanted, outputs_of
-from ugro.remote import wire
-from ugro.remote.files import resumable
-from ugro.remote.files.listing import RunFile
+from ugro.kernel.files.node_files import Wanted, outputs_of
+from ugro.kernel.files.results import output_store
+from ugro.kernel.files.results.file_store import SPARE_BYTES, DiskFull, FileTransfer
+from ugro.kernel.files.results.output_store import OutputStore
+from ugro.kernel.files.results.output_sync import OutputSync, Progress, Run
+from ugro.kernel.jobs.model import Job, JobSpec, JobState, ResultRule
+from ugro.kernel.support.errors import RemoteFailure
+from ugro.node import wire
+from ugro.node.files import transfer as resumable
+from ugro.node.files.listing import RunFile
 
 MIB = 1 << 20
 RUN = Run(7, 1, "n1")

@@ -14,10 +14,8 @@ from pathlib import Path
 import pytest
 
 import ugro
-from ugro.batch.jobs.cluster import HostJob, Seat
-from ugro.batch.jobs.engine import JobsEngine
-from ugro.batch.jobs.shipped import BOOT, SOCKET
-from ugro.core.errors import Unreachable
+from ugro.features.batches.jobs_engine import BOOT, SOCKET, HostJob, JobsEngine, Seat
+from ugro.kernel.support.errors import Unreachable
 
 pytest.importorskip("cloudpickle")
 INVALID = {

@@ -20,10 +20,10 @@ import pytest
 from tests.integration.conftest import Farms, Ugro
 from tests.rig.sshd import SshdFarm, SshdNode
 from tests.rig.waiting import wait_until
-from ugro.batch.errors import FunctionUnusable, ItemFailed, PoolBroken
 from ugro.client.client import Client
-from ugro.core.errors import NotFound, Unsatisfiable, UsageError
-from ugro.core.job import JobState
+from ugro.features.batches.model import FunctionUnusable, ItemFailed, PoolBroken
+from ugro.kernel.jobs.model import JobState
+from ugro.kernel.support.errors import NotFound, Unsatisfiable, UsageError
 
 pytest.importorskip("cloudpickle")
 
@@ -80,7 +80,7 @@ def begun(book: Path) -> Counter[str]:
 
 def hosts(node: SshdNode) -> list[int]:
     """Of pools; their slots are below them."""
-    return [pid for pid in node.processes() if b"from ugro.batch.jobs.host" in _command_line(pid)]
+    return [pid for pid in node.processes() if b"from ugro.features.batches.host" in _command_line(pid)]
 
 
 def _command_line(pid: int) -> bytes:

@@ -18,8 +18,8 @@ import pytest
 
 import ugro
 from tests.rig.waiting import wait_until, wait_until_dead
-from ugro.batch.errors import FunctionUnusable, ItemFailed, PoolBroken, PoolClosed
-from ugro.core.errors import TimedOut, UsageError
+from ugro.features.batches.model import FunctionUnusable, ItemFailed, PoolBroken, PoolClosed
+from ugro.kernel.support.errors import TimedOut, UsageError
 
 pytest.importorskip("cloudpickle")
 
@@ -380,7 +380,7 @@ def test_numbers_are_carried_in_both_directions_whatever_their_size(pool: ugro.P
 def test_more_processes_than_can_be_started_are_one_clear_error() -> None:
     code = """
 import os, resource, ugro
-from ugro.core.errors import Unsatisfiable
+from ugro.kernel.support.errors import Unsatisfiable
 resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))
 before = len(os.listdir("/proc/self/fd"))
 try:

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 import ugro
-from ugro.batch.errors import FunctionUnusable, ItemFailed
-from ugro.core.errors import Unreachable
+from ugro.features.batches.model import FunctionUnusable, ItemFailed
+from ugro.kernel.support.errors import Unreachable
 
 pytest.importorskip("ray")
 pytestmark = [
@@ -138,6 +138,6 @@ def test_a_function_that_cannot_be_loaded_says_why_as_often_as_it_is_used(pool: 
 
 
 def test_a_cluster_that_is_not_there_is_one_clear_error() -> None:
-    code = "from ugro.batch.ray_engine import RayEngine; RayEngine('127.0.0.1:1')"
+    code = "from ugro.features.batches.ray_engine import RayEngine; RayEngine('127.0.0.1:1')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert done.stderr.strip().splitlines()[-1].startswith(f"{Unreachable.__module__}.{Unreachable.__name__}")

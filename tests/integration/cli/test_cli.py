@@ -22,9 +22,9 @@ from tests.rig.waiting import wait_until
 from ugro import Client
 from ugro.cli.main import cli
 from ugro.client.client import Ended, OutputPiece
-from ugro.core.errors import NotFound, Unsatisfiable, UsageError
-from ugro.core.node import Status
-from ugro.lab.simulated_gpus import SimulatedGpu, build_nvml_stub, write_gpus
+from ugro.kernel.links.model import Status
+from ugro.kernel.support.errors import NotFound, Unsatisfiable, UsageError
+from ugro.lab.nodes import SimulatedGpu, build_nvml_stub, write_gpus
 
 HOT = SimulatedGpu("NVIDIA GeForce RTX 4070", temperature_c=91, memory_used_bytes=8 * 2**30)
 COOL = SimulatedGpu("NVIDIA GeForce RTX 4070")
@@ -358,7 +358,7 @@ sys.exit(code)
 HEAVY = {
     *("asyncio", "email", "fastapi", "http", "httpx", "logging", "pydantic", "rich", "sqlite3", "ssl", "starlette"),
     *("statistics", "subprocess", "tempfile", "uvicorn", "yaml", "random", "hashlib", "secrets", "shutil"),
-    *("ugro.agent", "ugro.config", "ugro.nodes", "ugro.store", "ugro.policy.scheduling.selection"),
+    *("ugro.kernel.agent", "ugro.kernel.config", "ugro.kernel.links", "ugro.kernel.store", "ugro.kernel.links.rules"),
 }
 
 
@@ -374,7 +374,7 @@ def test_a_warm_command_imports_nothing_heavy(ugro: Ugro) -> None:
     assert modules_after(ugro, "health", "--json") & HEAVY == set()
     assert modules_after(ugro, "exec", "n002", "--", "true") & HEAVY == set()
     # Its options come from the schema of job files, which needs no library.
-    assert modules_after(ugro, "run", "--help") & {"asyncio", "pydantic", "ugro.agent", "ugro.nodes", "yaml"} == set()
+    assert modules_after(ugro, "run", "--help") & {"asyncio", "pydantic", "ugro.kernel.agent", "ugro.kernel.links", "yaml"} == set()
     # click itself brings shutil along to lay out its help.
     assert modules_after(ugro, "--help") & {*HEAVY, "json", "pathlib", "socket", "ugro.client.client"} <= {"shutil"}
 

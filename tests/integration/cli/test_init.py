@@ -17,7 +17,7 @@ from tests.integration.conftest import Farms, Ugro
 from tests.integration.sharing import commands
 from tests.rig.sshd import SshdFarm
 from tests.rig.terminal import Screen
-from ugro.lab.simulated_gpus import SimulatedGpu, build_nvml_stub, write_gpus
+from ugro.lab.nodes import SimulatedGpu, build_nvml_stub, write_gpus
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ import yaml
 
 from tests.integration.conftest import Ugro
 from tests.integration.sharing import commands
-from ugro.config.load import parse_config
+from ugro.kernel.config.load import parse_config
 
 
 @pytest.fixture(scope="module")

@@ -17,14 +17,14 @@ from tests.rig.agent import holder
 from tests.rig.code import AGENT, CodeRig, seen
 from tests.rig.sshd import SshdFarm
 from tests.rig.waiting import wait_until, wait_until_dead
-from ugro.agent.code.folder_transfer import FolderTransfers
-from ugro.core.errors import TimedOut, Unreachable
-from ugro.nodes.bootstrap import node_program
-from ugro.nodes.runs import Identity
-from ugro.remote import trees
-from ugro.remote.folders.place import Place
-from ugro.remote.state.runspec import FolderAt
-from ugro.store.database import Store
+from ugro.kernel.files.code.folders import FolderTransfers
+from ugro.kernel.jobs.engine.runs import Identity
+from ugro.kernel.links.transport import node_program
+from ugro.kernel.store.database import Store
+from ugro.kernel.support.errors import TimedOut, Unreachable
+from ugro.node import trees
+from ugro.node.files.folders import Place
+from ugro.node.runs.runspec import FolderAt
 
 MIB = 1 << 20
 

@@ -17,17 +17,17 @@ from tests.rig import disk
 from tests.rig.code import AGENT, CHUNK, MARK, TREES, CodeRig, make, seen
 from tests.rig.disk import SmallDisk
 from tests.rig.waiting import processes_with_variable
-from ugro.agent.code.service import Code
-from ugro.agent.code.transfer import CodeTransfers
-from ugro.agent.tracking.cluster import Cluster
-from ugro.core.errors import RemoteFailure, TimedOut, Unreachable
-from ugro.core.support.state_dir import StateDir
-from ugro.nodes.bootstrap import node_program
-from ugro.nodes.runs import Identity
-from ugro.remote import trees
-from ugro.remote.cas.contents import store_in
-from ugro.remote.cas.stream import block, record
-from ugro.store.database import Store
+from ugro.kernel.files.code.service import Code
+from ugro.kernel.files.code.transfer import CodeTransfers
+from ugro.kernel.jobs.engine.runs import Identity
+from ugro.kernel.links.cluster import Cluster
+from ugro.kernel.links.transport import node_program
+from ugro.kernel.store.database import Store
+from ugro.kernel.support.errors import RemoteFailure, TimedOut, Unreachable
+from ugro.kernel.support.state_dir import StateDir
+from ugro.node import trees
+from ugro.node.files.contents import store_in
+from ugro.node.trees import block, record
 
 MIB = 1 << 20
 FEW = settings(max_examples=settings().max_examples // 5, suppress_health_check=list(HealthCheck))

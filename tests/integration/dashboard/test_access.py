@@ -19,7 +19,7 @@ from tests.integration.conftest import Ugro
 from tests.rig.browser import ONE_NODE, Dashboard, contexts, dashboards
 from tests.rig.waiting import wait_until
 from tests.rig.web import ask, cookie_of, path_of, sign_in
-from ugro.core.errors import NotAllowed
+from ugro.kernel.support.errors import NotAllowed
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from playwright.sync_api import Browser, BrowserContext, Locator, Page, expect
 from tests.rig.browser import Dashboard, accessibility_problems, contexts, dashboards, is_live
 from tests.rig.experiments import best_loss, has_metrics, make_experiments, spec_of
 from tests.rig.waiting import wait_until
-from ugro.policy.experiments.parameters import parameters
+from ugro.kernel.telemetry.rules import parameters
 
 COUNT = 500
 RECORDED = [number for number in range(1, COUNT + 1) if has_metrics(number)]

@@ -11,8 +11,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from tests.rig.browser import Dashboard, accessibility_problems, dashboards
-from ugro.agent.tracking.measured import MeasuredHardware
-from ugro.core.figures import (
+from ugro.features.hardware.model import (
     AllReduceFigures,
     CpuFigures,
     DeviceFigures,
@@ -23,9 +22,10 @@ from ugro.core.figures import (
     Skipped,
     StorageFigures,
 )
-from ugro.core.finding import Grade
-from ugro.core.support.state_dir import StateDir
-from ugro.store.database import Store
+from ugro.features.hardware.service import MeasuredHardware
+from ugro.kernel.agent.model import Grade
+from ugro.kernel.store.database import Store
+from ugro.kernel.support.state_dir import StateDir
 
 WHEN = "2026-01-01T00:00:00+00:00"
 NODES = "nodes:\n" + "".join(f"  gpu{n}: {{transport: local, remote_root: '%(home)s/gpu{n}'}}\n" for n in (1, 2, 3))

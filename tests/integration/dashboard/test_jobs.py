@@ -15,8 +15,8 @@ from tests.rig.browser import Dashboard, accessibility_problems, contexts, dashb
 from tests.rig.ports import free_port
 from tests.rig.training import Pretend
 from tests.rig.waiting import wait_until
-from ugro.core.job import Job, JobState
-from ugro.lab.simulated_gpus import SimulatedGpu, build_nvml_stub, write_gpus
+from ugro.kernel.jobs.model import Job, JobState
+from ugro.lab.nodes import SimulatedGpu, build_nvml_stub, write_gpus
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Locator, Page

@@ -10,7 +10,7 @@ from playwright.sync_api import Page, Route, expect
 from tests.integration.dashboard.test_access import FOREIGN
 from tests.rig.browser import ONE_NODE, Dashboard, dashboards
 from tests.rig.web import ask
-from ugro.core.job import Job, JobState
+from ugro.kernel.jobs.model import Job, JobState
 
 _SECRET = "hush-hush"
 _SCRIPT = "import os, sys\nprint('code', {}, sys.argv[1:], len(os.environ['API_TOKEN']))\n"

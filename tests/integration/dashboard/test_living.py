@@ -13,8 +13,8 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from tests.rig.browser import Dashboard, accessibility_problems, contexts, dashboards, is_live
-from ugro.core.job import JobState
-from ugro.lab.simulated_gpus import SimulatedGpu, build_nvml_stub, write_gpus
+from ugro.kernel.jobs.model import JobState
+from ugro.lab.nodes import SimulatedGpu, build_nvml_stub, write_gpus
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="not installed: a C compiler")
 _OVERFLOW = "document.documentElement.scrollWidth - document.documentElement.clientWidth"

@@ -12,7 +12,7 @@ from playwright.sync_api import Page, expect
 
 from tests.rig.browser import Dashboard, accessibility_problems, dashboards
 from tests.rig.ports import free_port
-from ugro.client.services import ServiceWish
+from ugro.features.services.client import ServiceWish
 
 pytestmark = pytest.mark.proof
 NODES = "nodes:\n  here: {transport: local, remote_root: '%(home)s/here'}\n"

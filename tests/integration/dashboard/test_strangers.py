@@ -20,14 +20,13 @@ from tests.rig.browser import ONE_NODE, Dashboard, contexts, dashboards, is_live
 from tests.rig.identity import nobody
 from tests.rig.waiting import wait_until
 from tests.rig.web import Answer, ask, connect, cookie_of, own, sign_in
-from ugro.agent.agent import Agent
-from ugro.agent.api.access_rules import PAGES
-from ugro.core.cluster_file import ServedFile
-from ugro.core.support.state_dir import StateDir
-from ugro.web.access import AccessSettings
-from ugro.web.app import create_pages
+from ugro.kernel.agent.agent import Agent
+from ugro.kernel.agent.model import ServedFile
+from ugro.kernel.operations.access_rules import PAGES
+from ugro.kernel.support.state_dir import StateDir
+from ugro.web.access import AccessSettings, Tokens
+from ugro.web.dashboard import create_pages
 from ugro.web.site import Site
-from ugro.web.tokens import Tokens
 
 
 @pytest.fixture(scope="module")

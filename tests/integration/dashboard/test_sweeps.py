@@ -13,8 +13,8 @@ from playwright.sync_api import Browser, Locator, Page, expect
 
 from tests.rig.browser import Dashboard, accessibility_problems, contexts, dashboards
 from tests.rig.sweeps import make_sweep
-from ugro.client.sweeps import SweepWish
-from ugro.core.sweep import Budget
+from ugro.features.sweeps.client import SweepWish
+from ugro.features.sweeps.model import Budget
 
 NODES = "nodes:\n  here: {transport: local, remote_root: '%(home)s/here'}\n"
 COUNT = 60

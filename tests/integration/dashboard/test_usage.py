@@ -12,9 +12,9 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from tests.rig.browser import Dashboard, accessibility_problems, dashboards
-from ugro.core.job import JobSpec, JobState, Placement, Share
-from ugro.core.support.state_dir import StateDir
-from ugro.store.database import Store
+from ugro.kernel.jobs.model import JobSpec, JobState, Placement, Share
+from ugro.kernel.store.database import Store
+from ugro.kernel.support.state_dir import StateDir
 
 CLUSTER = """
 nodes:

@@ -18,9 +18,9 @@ from tests.rig.judge import Task
 from tests.rig.sshd import SshdFarm
 from tests.rig.waiting import wait_until
 from ugro import Client
-from ugro.core.agent import AgentStatus
-from ugro.core.errors import InSafeMode
-from ugro.core.job import Job
+from ugro.kernel.agent.model import AgentStatus
+from ugro.kernel.jobs.model import Job
+from ugro.kernel.support.errors import InSafeMode
 
 pytestmark = pytest.mark.proof
 

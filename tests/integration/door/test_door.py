@@ -12,8 +12,8 @@ import pytest
 
 from tests.integration.conftest import in_loop
 from tests.rig.door import Load, open_door
-from ugro.core.door import NewServer, ServerState
-from ugro.core.errors import NotAllowed, UsageError
+from ugro.features.services.model import NewServer, ServerState
+from ugro.kernel.support.errors import NotAllowed, UsageError
 
 
 @in_loop

@@ -19,11 +19,11 @@ from tests.integration.conftest import in_loop
 from tests.rig.door import DoorRig, Load, open_door, request
 from tests.rig.ports import free_port
 from tests.rig.waiting import descendants, is_alive, wait_until, wait_until_dead
-from ugro.core.door import DoorSettings, ServerState
-from ugro.core.errors import UgroError
-from ugro.workloads.door.machine import LASTING, find_haproxy
-from ugro.workloads.door.measures import parsed
-from ugro.workloads.door_job import door_argv, door_env
+from ugro.features.services.model import DoorSettings, ServerState
+from ugro.features.services.node.door_machine import LASTING, find_haproxy
+from ugro.features.services.node.door_records import parsed
+from ugro.features.services.service.door import door_argv, door_env
+from ugro.kernel.support.errors import UgroError
 
 BODY = b"x" * 20_000
 

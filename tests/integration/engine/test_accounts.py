@@ -16,9 +16,9 @@ from tests.integration.conftest import Farms, Ugro
 from tests.rig import agent as rig
 from tests.rig.accounts import FIRST_UID, AccountsFarm
 from tests.rig.waiting import is_alive, processes_with_variable, wait_until
-from ugro.agent.support import crashpoint
 from ugro.client.client import Client
 from ugro.client.tunnel import Dialer, NodeStream
+from ugro.kernel.support import process as crashpoint
 
 ACCOUNT = "lab-{user}"
 MINE = "lab-root"

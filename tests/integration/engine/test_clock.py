@@ -14,7 +14,7 @@ from tests.rig.clock import HOUR_S, YEAR_S, RigClock
 from tests.rig.judge import Task
 from tests.rig.sshd import SshdFarm
 from tests.rig.waiting import signal_all
-from ugro.core.support.clock import now
+from ugro.kernel.support.moments import now
 
 ENDLESS = Task("endless", lines=1_000_000, pause_s=0.05)
 LOST = Task("lost", lines=1_000_000, pause_s=0.05)

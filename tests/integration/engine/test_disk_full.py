@@ -13,10 +13,9 @@ from tests.integration.conftest import in_loop, until
 from tests.rig import disk
 from tests.rig.disk import SmallDisk
 from tests.rig.engine import EngineRig, command, gated, is_final, running, soon, submitted
-from ugro.agent.engine.reconciler import Engine
-from ugro.core.failure import Cause, Failure
-from ugro.core.job import Disconnect, Job, JobState, OnLost
-from ugro.store.database import Store
+from ugro.kernel.jobs.engine.reconciler import Engine
+from ugro.kernel.jobs.model import Cause, Disconnect, Failure, Job, JobState, OnLost
+from ugro.kernel.store.database import Store
 
 MIB = 2**20
 Place = tuple[EngineRig, SmallDisk, Store, Engine]

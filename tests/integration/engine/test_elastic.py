@@ -16,8 +16,8 @@ import pytest
 from tests.rig.engine import EngineRig, in_loop, submitted, until
 from tests.rig.ranks import ROOT
 from tests.rig.waiting import processes_with_variable, wait_until
-from ugro.core.job import Elastic, Job, JobSpec, JobState, Launcher, Resources, Retry
-from ugro.store.database import Store
+from ugro.kernel.jobs.model import Elastic, Job, JobSpec, JobState, Launcher, Resources, Retry
+from ugro.kernel.store.database import Store
 
 pytestmark = [pytest.mark.timeout(400), pytest.mark.proof]
 

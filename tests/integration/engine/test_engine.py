@@ -10,8 +10,8 @@ import pytest
 
 from tests.rig.engine import EngineRig, command, in_loop, is_final, until
 from tests.rig.waiting import wait_until
-from ugro.core.job import Ending, Job, JobSpec, JobState, Launcher, Resources, Retry
-from ugro.store.submissions import About
+from ugro.kernel.jobs.model import Ending, Job, JobSpec, JobState, Launcher, Resources, Retry
+from ugro.kernel.jobs.moves import About
 
 Rig = Callable[[int], EngineRig]
 

@@ -22,9 +22,9 @@ from tests.rig.engine import (
     soon,
     submitted,
 )
-from ugro.agent.code.service import Code
-from ugro.agent.engine.live_jobs import LiveJobs
-from ugro.core.job import JobSpec, JobState, Launcher
+from ugro.kernel.files.code.service import Code
+from ugro.kernel.jobs.engine.live_jobs import LiveJobs
+from ugro.kernel.jobs.model import JobSpec, JobState, Launcher
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def test_a_job_whose_start_waits_is_over_when_that_was_given_up(
             is_cancelled.set()
 
     monkeypatch.setattr(Code, "bring", bring)
-    monkeypatch.setattr("ugro.agent.tracking.run_tracker._SILENT_S", 0.1)
+    monkeypatch.setattr("ugro.kernel.jobs.engine.run_tracker._SILENT_S", 0.1)
 
     async def work() -> None:
         async with place.agent() as (store, engine):
@@ -74,7 +74,7 @@ def test_a_job_whose_start_waits_is_over_when_that_was_given_up(
 def test_a_start_that_takes_its_time_has_it_also_under_another_agent(
     place: EngineRig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ugro.agent.engine.launch._START_S", 4.0)
+    monkeypatch.setattr("ugro.kernel.jobs.engine.launch._START_S", 4.0)
     gate, begun = tmp_path / "gate", tmp_path / "begun"
     script = tmp_path / "train.py"
     script.write_text("print('trained')\n")
@@ -176,7 +176,7 @@ def test_a_job_whose_nodes_name_leads_elsewhere_can_be_cancelled(place: EngineRi
 def test_a_leased_job_starts_elsewhere_when_its_old_place_has_ended_it(
     place: EngineRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ugro.agent.engine.leases._MARGIN_S", 5.0)
+    monkeypatch.setattr("ugro.kernel.jobs.engine.leases._MARGIN_S", 5.0)
 
     async def work() -> None:
         async with place.agent() as (store, engine):

@@ -12,8 +12,7 @@ import pytest
 
 from tests.rig.engine import EngineRig, command, in_loop, is_final, until
 from tests.rig.waiting import parent_of, signal_all, wait_until
-from ugro.core.failure import Cause
-from ugro.core.job import Ending, Job, JobSpec, JobState, Launcher, Resources
+from ugro.kernel.jobs.model import Cause, Ending, Job, JobSpec, JobState, Launcher, Resources
 
 
 @pytest.fixture
@@ -62,7 +61,7 @@ def test_a_node_that_is_back_takes_jobs_once_it_has_said_what_runs_there(
 ) -> None:
     """Its link is open and its report is fresh long before its runs are asked for again."""
     for name, value in {"_AGAIN_S": 3.0, "_LONGEST_AGAIN_S": 3.0, "_CONNECT_S": 0.05, "_SILENT_S": 0.1}.items():
-        monkeypatch.setattr(f"ugro.agent.tracking.run_tracker.{name}", value)
+        monkeypatch.setattr(f"ugro.kernel.jobs.engine.run_tracker.{name}", value)
     place = EngineRig(tmp_path, 1)
 
     async def work() -> None:

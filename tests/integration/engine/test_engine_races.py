@@ -29,18 +29,9 @@ from tests.rig.engine import (
     soon,
     submitted,
 )
-from ugro.core.errors import NotFound
-from ugro.core.job import (
-    Checkpoint,
-    Ending,
-    Job,
-    JobSpec,
-    JobState,
-    Launcher,
-    Resources,
-    Retry,
-)
-from ugro.store.database import Store
+from ugro.kernel.jobs.model import Checkpoint, Ending, Job, JobSpec, JobState, Launcher, Resources, Retry
+from ugro.kernel.store.database import Store
+from ugro.kernel.support.errors import NotFound
 
 _HUGE = "9" * 30
 
@@ -65,7 +56,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     found = Clock()
     for module in ("tracking.run_tracker", "engine.leases"):
-        monkeypatch.setattr(f"ugro.agent.{module}.boot_clock_s", found)
+        monkeypatch.setattr(f"ugro.kernel.agent.{module}.boot_clock_s", found)
     return found
 
 

@@ -11,13 +11,13 @@ import pytest
 from tests.rig.engine import KEY, command, in_loop, is_final, seen_soon, soon, submitted
 from tests.rig.liar import forged
 from tests.rig.lying import LIAR, LyingRig
-from ugro.agent.engine.reconciler import Engine
-from ugro.agent.safe_mode.mark import write_mark
-from ugro.core.errors import InSafeMode
-from ugro.core.job import Job, JobState
-from ugro.core.safe_mode import Mark
-from ugro.core.ticket import ticket_of
-from ugro.store.database import Store
+from ugro.features.safe_mode.model import Mark
+from ugro.features.safe_mode.records import write_mark
+from ugro.kernel.jobs.engine.plan import ticket_of
+from ugro.kernel.jobs.engine.reconciler import Engine
+from ugro.kernel.jobs.model import Job, JobState
+from ugro.kernel.store.database import Store
+from ugro.kernel.support.errors import InSafeMode
 
 OTHER_KEY = bytes(reversed(range(32)))
 

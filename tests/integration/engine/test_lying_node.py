@@ -13,9 +13,9 @@ from tests.rig.engine import command, gated, in_loop, is_final, running, seen_so
 from tests.rig.liar import forged
 from tests.rig.lying import HONEST, LIAR, LyingRig
 from tests.rig.waiting import wait_until
-from ugro.agent.engine.reconciler import Engine
-from ugro.core.job import Job, JobState
-from ugro.store.database import Store
+from ugro.kernel.jobs.engine.reconciler import Engine
+from ugro.kernel.jobs.model import Job, JobState
+from ugro.kernel.store.database import Store
 
 _TERABYTE = 1 << 40
 

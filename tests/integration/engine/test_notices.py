@@ -12,8 +12,8 @@ import pytest
 
 from tests.rig.engine import EngineRig, in_loop, is_final, submitted, until
 from tests.rig.ranks import ROOT
-from ugro.core.job import Job, JobSpec, JobState, Launcher, Resources
-from ugro.store.database import Store
+from ugro.kernel.jobs.model import Job, JobSpec, JobState, Launcher, Resources
+from ugro.kernel.store.database import Store
 
 pytestmark = pytest.mark.timeout(200)
 
@@ -46,7 +46,7 @@ while time.monotonic() < until:
 TELLING = """
 import os, sys, time
 from pathlib import Path
-from ugro.train.notices import Notices
+from ugro.train.reporting import Notices
 folder = Path(os.environ["UGRO_RUN_DIR"])
 notices = Notices(folder, f"{os.environ['UGRO_JOB']}.{os.environ['UGRO_ATTEMPT']}", int(os.environ["RANK"]))
 notices.say("a", "the loss of rank 1 was not finite in step 3")

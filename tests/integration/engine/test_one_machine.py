@@ -25,8 +25,8 @@ from tests.rig import agent as rig
 from tests.rig.sshd import SshdFarm
 from tests.rig.waiting import is_alive, parent_of, processes_with, signal_all, wait_until
 from ugro import Client
-from ugro.lab.simulated_gpus import SimulatedGpu, build_nvml_stub, write_gpus
-from ugro.remote.identity import machine_id
+from ugro.lab.nodes import SimulatedGpu, build_nvml_stub, write_gpus
+from ugro.node.machine import machine_id
 
 # argv: a name. It runs until its file is there, and has a child that ignores SIGTERM and outlives it, as workers do.
 HOLD = """

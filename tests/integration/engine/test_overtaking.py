@@ -10,23 +10,22 @@ from typing import ClassVar
 import pytest
 
 from tests.rig.engine import SOON_S, EngineRig, Pause, command, in_loop, is_final, seen_soon, submitted, until
-from ugro.agent.artifacts.checkpoint_store import Checkpoint as CheckpointAtHome
-from ugro.agent.artifacts.checkpoint_store import CheckpointStore
-from ugro.agent.artifacts.checkpoint_sync import CheckpointSync, Offer
-from ugro.agent.artifacts.file_sync import FileTransfer
-from ugro.agent.artifacts.output_store import OutputStore
-from ugro.agent.artifacts.output_sync import OutputSync, Run
-from ugro.agent.engine.reconciler import Engine
-from ugro.agent.jobs.results import ResultService
-from ugro.agent.tracking.run_tracker import RunTracker
-from ugro.agent.tracking.scheduler_input import Live, SchedulerInput
-from ugro.core.job import Checkpoint, Ending, Job, JobSpec, JobState, ResultRule
-from ugro.core.metrics import Measured
-from ugro.nodes.files import Wanted
-from ugro.nodes.runs import Runs, RunStatus
-from ugro.policy.scheduling.cluster_view import ClusterView
-from ugro.remote.files.listing import RunFile
-from ugro.store.database import Store
+from ugro.kernel.files.node_files import Wanted
+from ugro.kernel.files.results.checkpoints import Checkpoint as CheckpointAtHome
+from ugro.kernel.files.results.checkpoints import CheckpointStore, CheckpointSync, Offer
+from ugro.kernel.files.results.file_store import FileTransfer
+from ugro.kernel.files.results.output_store import OutputStore
+from ugro.kernel.files.results.output_sync import OutputSync, Run
+from ugro.kernel.files.results.service import ResultService
+from ugro.kernel.jobs.engine.reconciler import Engine
+from ugro.kernel.jobs.engine.run_tracker import RunTracker
+from ugro.kernel.jobs.engine.runs import Runs, RunStatus
+from ugro.kernel.jobs.engine.scheduler_input import Live, SchedulerInput
+from ugro.kernel.jobs.model import Checkpoint, Ending, Job, JobSpec, JobState, ResultRule
+from ugro.kernel.jobs.scheduling.model import ClusterView
+from ugro.kernel.store.database import Store
+from ugro.kernel.telemetry.model import Measured
+from ugro.node.files.listing import RunFile
 
 
 class SlowTransfer(FileTransfer):

@@ -18,12 +18,12 @@ import pytest
 from tests.rig.engine import SOON_S, EngineRig, gated, in_loop, is_final, running, seen_soon, soon, submitted
 from tests.rig.person import Person
 from tests.rig.waiting import name_of, wait_until
-from ugro.agent.engine.reconciler import Engine
-from ugro.core.job import Checkpoint, Ending, Job, JobSpec, JobState, Launcher, Resources, Stop
-from ugro.core.owner import OwnerReport
-from ugro.core.support.clock import boot_clock_s
-from ugro.policy.scheduling.why import why
-from ugro.store.database import Store
+from ugro.features.power.model import OwnerReport
+from ugro.kernel.jobs.engine.reconciler import Engine
+from ugro.kernel.jobs.model import Checkpoint, Ending, Job, JobSpec, JobState, Launcher, Resources, Stop
+from ugro.kernel.jobs.scheduling.why import why
+from ugro.kernel.store.database import Store
+from ugro.kernel.support.moments import boot_clock_s
 
 # It saves on SIGTERM, and goes on from what it saved.
 SAVING = """

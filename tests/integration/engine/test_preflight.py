@@ -23,21 +23,19 @@ from tests.rig import netns
 from tests.rig.ports import free_port
 from tests.rig.sshd import command
 from tests.rig.waiting import wait_until
-from ugro.agent.engine import rendezvous
-from ugro.agent.engine.launch import Launch, run_start
-from ugro.agent.engine.leases import Leases
-from ugro.agent.engine.planner import Planner
-from ugro.agent.engine.preflight import LaunchRefused, Preflight
-from ugro.agent.tracking.cluster import Cluster
-from ugro.agent.tracking.node_modules import NodeModules
-from ugro.agent.tracking.placed_runs import PlacedRuns
-from ugro.agent.tracking.run_tracker import RunTracker
-from ugro.core.failure import Cause
-from ugro.core.job import Disconnect, Job, JobSpec, JobState, Launcher, OnLost, Placement, Share, Stop
-from ugro.nodes.runs import Identity, RunStatus
-from ugro.policy.nodes.connectivity import Apart, Endpoint, Meeting, meet
-from ugro.remote.messages import Connections
-from ugro.store.database import Store
+from ugro.features.environments.service.installed import NodeModules
+from ugro.kernel.jobs.engine import preflight as rendezvous
+from ugro.kernel.jobs.engine.launch import Launch, Planner, run_start
+from ugro.kernel.jobs.engine.leases import Leases
+from ugro.kernel.jobs.engine.placed_runs import PlacedRuns
+from ugro.kernel.jobs.engine.preflight import LaunchRefused, Preflight
+from ugro.kernel.jobs.engine.run_tracker import RunTracker
+from ugro.kernel.jobs.engine.runs import Identity, RunStatus
+from ugro.kernel.jobs.model import Cause, Disconnect, Job, JobSpec, JobState, Launcher, OnLost, Placement, Share, Stop
+from ugro.kernel.links.cluster import Cluster
+from ugro.kernel.links.diagnosis import Apart, Endpoint, Meeting, meet
+from ugro.kernel.store.database import Store
+from ugro.node.messages import Connections
 
 IDENTITY = Identity("agent-1", 1)
 
@@ -134,7 +132,7 @@ async def test_a_port_that_was_taken_meanwhile_is_replaced_before_ranks_start(tm
 async def test_ports_that_are_always_taken_are_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     where = placement("n1", "n2")
     taken = AsyncMock(side_effect=rendezvous.PortTaken("in use", subject="n1"))
-    monkeypatch.setattr("ugro.agent.engine.preflight.find_meeting", taken)
+    monkeypatch.setattr("ugro.kernel.jobs.engine.preflight.find_meeting", taken)
     async with preflight_of(cluster_file(tmp_path, dict.fromkeys(where.nodes, "transport: local"))) as (preflight, _):
         with pytest.raises(LaunchRefused, match="n1: 3 ports in a row were free and then taken") as refused:
             await preflight.rendezvous(job(where), where)

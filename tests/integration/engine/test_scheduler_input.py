@@ -15,17 +15,16 @@ from pathlib import Path
 
 import pytest
 
-from ugro.agent.engine.live_jobs import LiveJobs
-from ugro.agent.tracking.cluster import Cluster
-from ugro.agent.tracking.health import HealthCheck
-from ugro.agent.tracking.scheduler_input import SchedulerInput
-from ugro.core.errors import NotAllowed
-from ugro.core.job import ALL_GPUS, ANY_GPUS, Job, JobSpec, JobState, Launcher, Placement, Resources, Share
-from ugro.lab.simulated_gpus import SimulatedGpu, build_nvml_stub, write_gpus
-from ugro.policy.scheduling.cluster_view import ClusterView, NodeView
-from ugro.policy.scheduling.decision import Decision, Start
-from ugro.policy.scheduling.scheduler import schedule
-from ugro.store.database import Store
+from ugro.kernel.jobs.engine.live_jobs import LiveJobs
+from ugro.kernel.jobs.engine.scheduler_input import SchedulerInput
+from ugro.kernel.jobs.model import ALL_GPUS, ANY_GPUS, Job, JobSpec, JobState, Launcher, Placement, Resources, Share
+from ugro.kernel.jobs.scheduling.model import ClusterView, Decision, NodeView, Start
+from ugro.kernel.jobs.scheduling.scheduler import schedule
+from ugro.kernel.links.cluster import Cluster
+from ugro.kernel.links.reports import HealthCheck
+from ugro.kernel.store.database import Store
+from ugro.kernel.support.errors import NotAllowed
+from ugro.lab.nodes import SimulatedGpu, build_nvml_stub, write_gpus
 
 _LIMIT_S = 30
 _SILENT = "{transport: [sh, -c, 'exec sleep 60', sh]}"

@@ -9,12 +9,12 @@ import pytest
 
 from tests.rig.engine import EngineRig, gated, in_loop, is_final, leased, running, soon, submitted
 from tests.rig.waiting import wait_until
-from ugro.agent.support.loop_watch import LoopWatch
-from ugro.core.job import JobState
-from ugro.core.node import NodeSpec
-from ugro.nodes.link import Link
-from ugro.nodes.transport import SshOptions
-from ugro.remote import wire
+from ugro.kernel.agent.loop_watch import LoopWatch
+from ugro.kernel.jobs.model import JobState
+from ugro.kernel.links.link import Link
+from ugro.kernel.links.model import NodeSpec
+from ugro.kernel.links.transport import SshOptions
+from ugro.node import wire
 
 LEASE_S = 4.0
 PATIENCE_S = 60

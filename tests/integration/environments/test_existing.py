@@ -12,7 +12,7 @@ import pytest
 from tests.integration.conftest import in_loop
 from tests.rig.python_envs import MINOR, conda_environment, python_envs
 from tests.rig.wheels import index
-from ugro.core.errors import EnvFailed
+from ugro.kernel.support.errors import EnvFailed
 
 
 @in_loop

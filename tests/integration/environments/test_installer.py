@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.rig.waiting import is_alive, wait_until
-from ugro.remote.python_env.commands import Installer
-from ugro.remote.python_env.failures import MOST_LINES, Failed, Mask
+from ugro.features.environments.node.build import Installer
+from ugro.features.environments.node.failures import MOST_LINES, Failed, Mask
 
 
 def installer(folder: Path, *addresses: str) -> Installer:

@@ -17,9 +17,9 @@ from tests.rig.nodeprogram import LocalNode
 from tests.rig.python_envs import python_envs, recipe
 from tests.rig.waiting import wait_until
 from tests.rig.wheels import Wheel, wheel
-from ugro.core.errors import EnvFailed
-from ugro.core.python_env import EnvOnNode, EnvProgress, EnvRemoved, EnvsTidied, Made
-from ugro.remote import durable
+from ugro.features.environments.model import EnvOnNode, EnvProgress, EnvRemoved, EnvsTidied, Made
+from ugro.kernel.support.errors import EnvFailed
+from ugro.node import durable
 
 Wheels = tuple[Wheel, Wheel]
 

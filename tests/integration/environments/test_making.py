@@ -17,10 +17,10 @@ from tests.integration.conftest import in_loop, until
 from tests.rig.python_envs import MARK, MINOR, put, python_envs, recipe
 from tests.rig.waiting import descendants, processes_with, processes_with_variable, signal_all
 from tests.rig.wheels import Wheel, index, wheel
-from ugro.core.errors import EnvFailed
-from ugro.core.python_env import Blob, EnvProgress, Recipe
-from ugro.nodes.python_envs import PythonEnvs
-from ugro.remote.python_env.making import POINTS
+from ugro.features.environments.model import Blob, EnvProgress, Recipe
+from ugro.features.environments.node.making import POINTS
+from ugro.features.environments.service.node_envs import PythonEnvs
+from ugro.kernel.support.errors import EnvFailed
 
 Wheels = tuple[Wheel, Wheel]
 SECRET = "s3cret-word"

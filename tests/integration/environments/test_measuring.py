@@ -11,8 +11,8 @@ import pytest
 from tests.integration.conftest import in_loop
 from tests.rig.python_envs import python_envs, recipe
 from tests.rig.wheels import wheel
-from ugro.agent.hardware import torch_python
-from ugro.core.python_env import EnvProgress
+from ugro.features.environments.model import EnvProgress
+from ugro.features.hardware import service as torch_python
 
 PLAIN = os.path.join(sys.base_prefix, "bin", f"python3.{sys.version_info[1]}")
 

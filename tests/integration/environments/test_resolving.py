@@ -18,15 +18,14 @@ import pytest
 from tests.integration.conftest import in_loop
 from tests.rig.waiting import wait_until
 from tests.rig.wheels import Index, Wheel, index, source, wheel
-from ugro.agent.python_env.files import Files
-from ugro.agent.python_env.resolving import Resolver
-from ugro.agent.python_env.tools import Tools
-from ugro.agent.python_env.workshop import Workshop
-from ugro.core.errors import EnvFailed
-from ugro.core.python_env import EnvRequest, Platform, Whose
-from ugro.policy.python_env.wheels_only import HINT
-from ugro.store.database import Store
-from ugro.store.python_envs import Resolution
+from ugro.features.environments.model import EnvRequest, Platform, Whose
+from ugro.features.environments.rules.requirements import HINT
+from ugro.features.environments.service.making import Files
+from ugro.features.environments.service.service import Resolver
+from ugro.features.environments.service.tools import Tools, Workshop
+from ugro.features.environments.store import Resolution
+from ugro.kernel.store.database import Store
+from ugro.kernel.support.errors import EnvFailed
 
 HERE = Platform(os.uname().machine, "glibc", (2, 28), "3.11")
 LOGIN = "ann:hunter2"

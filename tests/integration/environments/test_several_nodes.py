@@ -11,11 +11,11 @@ import pytest
 from tests.integration.conftest import in_loop
 from tests.rig.engine import KEY, EngineRig
 from tests.rig.waiting import wait_until
-from ugro.agent.python_env.service import PythonEnvService
-from ugro.core.errors import Unreachable
-from ugro.core.python_env import EnvRequest, Made
-from ugro.core.support.state_dir import StateDir
-from ugro.nodes.runs import Identity
+from ugro.features.environments.model import EnvRequest, Made
+from ugro.features.environments.service.service import PythonEnvService
+from ugro.kernel.jobs.engine.runs import Identity
+from ugro.kernel.support.errors import Unreachable
+from ugro.kernel.support.state_dir import StateDir
 
 
 class SlowSecond(EngineRig):

@@ -72,7 +72,7 @@ class Alone:
 def test_rows_that_join_and_leave_compute_what_each_computes_alone(make: Any) -> None:
     import torch
 
-    from ugro.inference.generation.cache import Rows
+    from ugro.features.services.inference.generation import Rows
 
     torch.manual_seed(3)
     chance = random.Random(5)
@@ -110,7 +110,7 @@ def test_padding_never_shows_even_if_it_is_no_number() -> None:
     """The mask multiplies what it hides by 0, and 0 × NaN is NaN: a hidden column must hold numbers."""
     import torch
 
-    from ugro.inference.generation.cache import Rows
+    from ugro.features.services.inference.generation import Rows
 
     torch.manual_seed(0)
     model = llama(50).double().eval()
@@ -128,10 +128,10 @@ def test_a_model_that_computes_nonsense_fails_its_text_and_not_the_server(llama:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from ugro.inference.generation.generator import Generator
-    from ugro.inference.generation.sampling import Sampling
-    from ugro.inference.metrics import Metrics
-    from ugro.inference.options import Limits
+    from ugro.features.services.inference.generation import Generator
+    from ugro.features.services.inference.guard import Metrics
+    from ugro.features.services.inference.options import Limits
+    from ugro.features.services.inference.sequence import Sampling
 
     model = AutoModelForCausalLM.from_pretrained(llama).eval()
     original = model.forward
@@ -169,7 +169,7 @@ def test_rows_go_on_when_there_is_no_memory_for_more() -> None:
     """The larger tensors are made after the model has computed: what runs must not count rows that are not there."""
     import torch
 
-    from ugro.inference.generation.cache import Rows
+    from ugro.features.services.inference.generation import Rows
 
     torch.manual_seed(0)
     model = llama(50).double().eval()
@@ -204,8 +204,8 @@ class _Wide:
 def test_nothing_is_drawn_from_logits_that_are_no_numbers(value: float) -> None:
     import torch
 
-    from ugro.inference.generation.choice import choose, random_numbers
-    from ugro.inference.generation.sampling import Sampling
+    from ugro.features.services.inference.generation import choose, random_numbers
+    from ugro.features.services.inference.sequence import Sampling
 
     class Row:
         sampling, generated = Sampling(), list[int]()
@@ -222,8 +222,8 @@ def test_a_text_is_embedded_as_alone_whatever_is_beside_it_and_wherever_its_toke
     import torch
     from transformers import GPT2Config, GPT2Model
 
-    from ugro.inference.loading import Loaded
-    from ugro.inference.predictors import predictor_of
+    from ugro.features.services.inference.loading import Loaded
+    from ugro.features.services.inference.service import predictor_of
 
     torch.manual_seed(0)
     words = models.tokenizer()
@@ -238,11 +238,10 @@ def test_a_text_is_embedded_as_alone_whatever_is_beside_it_and_wherever_its_toke
 def test_more_texts_than_may_ever_wait_are_refused_for_good(llama: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from ugro.inference.generation.generator import Generator
-    from ugro.inference.generation.sampling import Sampling
-    from ugro.inference.metrics import Metrics
-    from ugro.inference.options import Limits
-    from ugro.inference.refusals import Refused
+    from ugro.features.services.inference.generation import Generator
+    from ugro.features.services.inference.guard import Metrics, Refused
+    from ugro.features.services.inference.options import Limits
+    from ugro.features.services.inference.sequence import Sampling
 
     words = AutoTokenizer.from_pretrained(llama)
     generator = Generator(AutoModelForCausalLM.from_pretrained(llama).eval(), words, Limits(queue=3), Metrics())

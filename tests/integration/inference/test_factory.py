@@ -13,7 +13,7 @@ import pytest
 
 from tests.rig.inference import InferenceServer, inference_server, refusal
 from tests.rig.waiting import wait_until
-from ugro.agent.code import sdk
+from ugro.kernel.files.code import service as sdk
 
 KEY = "a-secret-of-this-service"
 AUTHORISED = {"Authorization": f"Bearer {KEY}"}

@@ -19,8 +19,8 @@ from tests.integration.conftest import Farms, Ugro
 from tests.integration.sharing import commands
 from tests.rig.waiting import wait_until
 from ugro.client.job_logs import LogChoice
-from ugro.core.errors import UgroError
-from ugro.core.job import JobState
+from ugro.kernel.jobs.model import JobState
+from ugro.kernel.support.errors import UgroError
 
 CORES = os.cpu_count() or 1
 SHOW = "import os, sys\nprint('rank', os.environ['RANK'], *sys.argv[1:], flush=True)\n"

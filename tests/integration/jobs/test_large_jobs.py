@@ -11,7 +11,7 @@ import pytest
 
 from tests.integration.conftest import Ugro
 from tests.integration.sharing import commands
-from ugro.config.job.bounds import MOST_BYTES
+from ugro.kernel.jobs.config.kinds import MOST_BYTES
 
 COUNT = "import os, sys\nprint(sum(map(len, sys.argv[1:])), len(os.environ.get('LONG', '')), flush=True)\n"
 

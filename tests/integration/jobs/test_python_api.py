@@ -9,8 +9,8 @@ import pytest
 
 from tests.integration.sharing import commands
 from ugro.client.client import Client
-from ugro.core.errors import ConfigError, Unsatisfiable
-from ugro.core.job import JobState
+from ugro.kernel.jobs.model import JobState
+from ugro.kernel.support.errors import ConfigError, Unsatisfiable
 
 
 @pytest.fixture(scope="module")

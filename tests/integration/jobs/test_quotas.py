@@ -19,13 +19,13 @@ from tests.rig.engine import EngineRig, gated, in_loop, is_final, running, soon
 from tests.rig.ports import free_port
 from tests.rig.service import SERVER
 from tests.rig.waiting import wait_until
-from ugro.agent.monitoring.usage import UsageService
-from ugro.core.job import Job, JobSpec, Resources
-from ugro.core.quota import DAY_S
-from ugro.core.support.moment import Instant
-from ugro.policy.scheduling.why import why
-from ugro.policy.training.energy import Price
-from ugro.store.usage import charge
+from ugro.features.quotas.model import DAY_S
+from ugro.features.quotas.service import UsageService
+from ugro.features.training.rules_energy import Price
+from ugro.kernel.jobs.model import Job, JobSpec, Resources
+from ugro.kernel.jobs.moves import charge
+from ugro.kernel.jobs.scheduling.why import why
+from ugro.kernel.support.moments import Instant
 
 CLUSTER = """
 nodes:

@@ -13,7 +13,7 @@ import pytest
 import ugro as package
 from tests.integration.conftest import Ugro
 from tests.integration.sharing import commands
-from ugro.client.recipes import Wanted
+from ugro.features.recipes.client import Wanted
 
 TEXTS = ["the cat sat on the mat", "a dog ran over the hill", "the sun is warm today", "we train a small model"] * 40
 

@@ -21,7 +21,7 @@ from tests.rig.waiting import wait_until
 SCRIPT = """\
 import os, pathlib
 import ugro.train, helper
-from ugro.train.metrics import Metrics
+from ugro.train.reporting import Metrics
 rank = int(os.environ.get("RANK", 0))
 if rank == 0:
     Metrics(pathlib.Path(os.environ["UGRO_OUTPUT"], "metrics.jsonl"), {}).put({"step": 1, "loss": 0.25})

@@ -16,7 +16,7 @@ from tests.integration.sharing import commands
 from tests.integration.sweeps import over
 from tests.rig.sshd import SshdFarm
 from tests.rig.waiting import wait_until
-from ugro.lab.simulated_gpus import SimulatedGpu, build_nvml_stub, write_gpus
+from ugro.lab.nodes import SimulatedGpu, build_nvml_stub, write_gpus
 
 pytestmark = pytest.mark.proof
 _S = 90

@@ -19,8 +19,9 @@ import pytest
 
 from tests.integration.conftest import Ugro
 from tests.rig.waiting import wait_until
-from ugro.core.support.state_dir import StateDir
-from ugro.lab import processes, train
+from ugro.kernel.support.state_dir import StateDir
+from ugro.lab import throttle as processes
+from ugro.lab import train
 from ugro.lab.enter import MARK
 from ugro.lab.lab import Lab
 

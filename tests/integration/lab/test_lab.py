@@ -19,8 +19,9 @@ from tests.integration.conftest import InProcess, Ugro
 from tests.rig.pace import measure
 from tests.rig.waiting import is_alive, wait_until
 from ugro.client.client import Client
-from ugro.core.support.state_dir import StateDir
-from ugro.lab import cgroups, processes
+from ugro.kernel.support.state_dir import StateDir
+from ugro.lab import lab as cgroups
+from ugro.lab import throttle as processes
 from ugro.lab.enter import MARK
 from ugro.lab.lab import Lab
 

@@ -15,7 +15,7 @@ from tests.rig.browser import Dashboard, dashboards
 from tests.rig.training import Pretend
 from tests.rig.waiting import wait_until
 from tests.rig.web import ask, cookie_of, sign_in
-from ugro.lab.simulated_gpus import SimulatedGpu, build_nvml_stub, write_gpus
+from ugro.lab.nodes import SimulatedGpu, build_nvml_stub, write_gpus
 
 POWERS_W = (120.0, 30.0)
 PRICE = 0.40

@@ -21,9 +21,9 @@ from tests.integration.conftest import Ugro, in_loop
 from tests.rig.receivers import Posted, http_receiver
 from tests.rig.waiting import wait_until
 from tests.unit.config.test_load import config_of
-from ugro.agent.monitoring.export import ExportService, Figures
-from ugro.config.export import ExportSection
-from ugro.telemetry.series import Points, SeriesKey
+from ugro.features.trackers.config import ExportSection
+from ugro.features.trackers.service import ExportService, Figures
+from ugro.kernel.telemetry.curves import Points, SeriesKey
 
 LIMIT_S = 60
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.rig.stores import in_metric_store
-from ugro.telemetry.collector import Collector
-from ugro.telemetry.metricstore import MetricStore
+from ugro.kernel.telemetry.collector import Collector
+from ugro.kernel.telemetry.metricstore import MetricStore
 
 LIMIT_S = 300
 HAS_WRITER = find_spec("tensorboard") is not None or find_spec("tensorboardX") is not None

@@ -17,11 +17,10 @@ from tests.integration.conftest import in_loop
 from tests.integration.monitoring.test_export import Rig, points
 from tests.rig.receivers import http_receiver
 from ugro import __version__
-from ugro.config.export import OtlpKeys
-from ugro.telemetry.channels import SendFailure
-from ugro.telemetry.export.destination import Otlp
-from ugro.telemetry.export.encoding import Sample
-from ugro.telemetry.series import Points, SeriesKey
+from ugro.features.alerts.channels import SendFailure
+from ugro.features.trackers.config import OtlpKeys
+from ugro.features.trackers.delivery import Otlp, Sample
+from ugro.kernel.telemetry.curves import Points, SeriesKey
 
 TIME_MS = 1_700_000_000_123
 RUN = Sample("job/17", 2, 3, "loss", TIME_MS, 42, 0.5)

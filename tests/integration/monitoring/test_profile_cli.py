@@ -23,7 +23,7 @@ from tests.integration.conftest import Farms, Ugro
 from tests.integration.sharing import commands
 from tests.rig.training import Pretend
 from tests.rig.waiting import wait_until
-from ugro.policy.balance.mode import Mode
+from ugro.train.rules.shares import Mode
 
 TRAIN = """
 import os, time, warnings

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.rig.stores import in_metric_store
-from ugro.telemetry.collector import Collector
-from ugro.telemetry.metricstore import MetricStore
+from ugro.kernel.telemetry.collector import Collector
+from ugro.kernel.telemetry.metricstore import MetricStore
 
 PYTHON = os.environ.get("BENCH_PEERS", "")
 pytestmark = [pytest.mark.proof, pytest.mark.skipif(not PYTHON, reason="BENCH_PEERS is not set")]

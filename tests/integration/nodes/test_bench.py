@@ -18,7 +18,7 @@ from tests.integration.sharing import commands
 from tests.rig.agent import holder
 from tests.rig.waiting import is_alive, processes_with, wait_until
 
-MEASURING = b"ugro.remote.bench.main"
+MEASURING = b"ugro.features.hardware.node.bench"
 CPU_FIGURES = ("one_core_bytes_per_s", "all_cores_bytes_per_s")
 DISK_FIGURES = ("write_bytes_per_s", "read_bytes_per_s", "random_reads_per_s", "fsync_s")
 GPU_FIGURES = ("fp16_tflops", "memory_bytes_per_s", "to_device_bytes_per_s", "from_device_bytes_per_s")

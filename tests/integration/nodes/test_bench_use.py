@@ -9,10 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from tests.rig.identity import running_agent
-from ugro.agent.agent import Agent
-from ugro.core.figures import CpuFigures, Measurement, Mode, NodeFigures
-from ugro.core.job import JobSpec, Launcher, Resources
-from ugro.core.plan import DryRun
+from ugro.features.hardware.model import CpuFigures, Measurement, Mode, NodeFigures
+from ugro.kernel.agent.agent import Agent
+from ugro.kernel.jobs.model import JobSpec, Launcher, Resources
+from ugro.kernel.jobs.records import DryRun
 
 WHEN = "2026-01-01T00:00:00+00:00"
 ONE = JobSpec("train", ("train.py",), Launcher.DDP, balance="static")

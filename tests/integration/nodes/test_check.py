@@ -16,14 +16,14 @@ import pytest
 
 from tests.rig.ports import free_port
 from tests.rig.waiting import parent_of, wait_until
-from ugro.agent.tracking import node_checks
-from ugro.core.errors import Unreachable
-from ugro.core.node import NodeSpec
-from ugro.nodes.link import Link
-from ugro.nodes.transport import SshOptions
-from ugro.remote import wire
-from ugro.remote.checks import connectivity, ports, system
-from ugro.remote.messages import Connections
+from ugro.kernel.links import checks as node_checks
+from ugro.kernel.links.link import Link
+from ugro.kernel.links.model import NodeSpec
+from ugro.kernel.links.transport import SshOptions
+from ugro.kernel.support.errors import Unreachable
+from ugro.node import check as ports
+from ugro.node import connectivity, system, wire
+from ugro.node.messages import Connections
 
 _SOON_S = 5
 

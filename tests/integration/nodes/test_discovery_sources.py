@@ -20,14 +20,10 @@ from tests.rig.mdns import inside
 from tests.rig.netns import Cable
 from tests.rig.waiting import is_alive, wait_until
 from tests.rig.zookeeper import ZooKeeperServer
-from ugro.agent.discovery.watch import SourceWatch
-from ugro.core.support.inherited import INHERITED
-from ugro.nodes.discovery.candidates import Rules
-from ugro.nodes.discovery.command import CommandSource
-from ugro.nodes.discovery.consul import ConsulSource
-from ugro.nodes.discovery.source import Offer, Offers, Source
-from ugro.nodes.discovery.ssh_config import SshConfigSource
-from ugro.nodes.discovery.zookeeper import ZooKeeperSource
+from ugro.features.discovery.candidates import Offer, Offers, Rules, Source, SourceWatch
+from ugro.features.discovery.registries import ConsulSource, ZooKeeperSource
+from ugro.features.discovery.sources import CommandSource, SshConfigSource
+from ugro.kernel.support.process import INHERITED
 
 LIMIT_S = 20
 

@@ -18,9 +18,9 @@ from tests.integration.nodes.test_check import listening
 from tests.rig.ports import free_port
 from tests.rig.sshd import SshdFarm, SshdNode
 from tests.rig.waiting import name_of, processes_with_variable, wait_until
-from ugro.core.finding import Finding, Grade
-from ugro.core.support.codec import decode
-from ugro.lab.simulated_gpus import GPU_IS_LOST, SimulatedGpu, write_gpus, write_nvidia_smi
+from ugro.kernel.agent.model import Finding, Grade
+from ugro.kernel.support.codec import decode
+from ugro.lab.nodes import GPU_IS_LOST, SimulatedGpu, write_gpus, write_nvidia_smi
 
 _SOON_S = 5
 

@@ -18,10 +18,10 @@ from tests.integration.conftest import Farms, RawProgram, Ugro, in_loop, kept_no
 from tests.rig.netns import Way
 from tests.rig.sshd import SshdFarm, SshdNode
 from tests.rig.waiting import descendants, is_alive, name_of, parent_of, signal_all, wait_until
-from ugro.core.errors import RemoteFailure, Unreachable
-from ugro.nodes.link import Link
-from ugro.nodes.node import Node
-from ugro.remote import wire
+from ugro.kernel.links.link import Link
+from ugro.kernel.links.node import Node
+from ugro.kernel.support.errors import RemoteFailure, Unreachable
+from ugro.node import wire
 
 # What is promised is 10 s; the rest is for a loaded machine.
 NOTICED_S = 11.0

@@ -31,9 +31,9 @@ from tests.integration.conftest import (
     until,
 )
 from tests.rig.waiting import descendants, name_of, wait_until
-from ugro.core.errors import RemoteFailure, TimedOut, UgroError, Unreachable
-from ugro.core.node import NodeSpec
-from ugro.remote import wire
+from ugro.kernel.links.model import NodeSpec
+from ugro.kernel.support.errors import RemoteFailure, TimedOut, UgroError, Unreachable
+from ugro.node import wire
 
 # Stands in for a node: says the first file, and after each call the next one; then it ends, or waits to be ended.
 # "NONCE" becomes the real one. Flooding is saying the last file without end; dribbling, a byte at a time.

@@ -32,13 +32,13 @@ from tests.rig.sshd import SshdFarm, command, make_keys
 from tests.rig.tiers import sample
 from tests.rig.waiting import descendants, is_alive, name_of, wait_until
 from ugro.client.client import Client
-from ugro.config.load import load_config
-from ugro.config.schema import Config
-from ugro.core.errors import Unreachable
-from ugro.core.node import NodeReport, NodeSpec, Status
-from ugro.nodes.inventory import Inventory
-from ugro.nodes.node import Dialling, Node
-from ugro.nodes.transport import SshOptions
+from ugro.kernel.config.load import load_config
+from ugro.kernel.config.schema import Config
+from ugro.kernel.links.cluster import Inventory
+from ugro.kernel.links.model import NodeReport, NodeSpec, Status
+from ugro.kernel.links.node import Dialling, Node
+from ugro.kernel.links.transport import SshOptions
+from ugro.kernel.support.errors import Unreachable
 
 Documents = dict[str, dict[str, Any]]
 

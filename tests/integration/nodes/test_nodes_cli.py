@@ -415,7 +415,7 @@ def test_the_last_line_of_the_file_may_lack_its_end(strangers: tuple[Ugro, SshdF
 @pytest.mark.proof
 def test_a_key_that_changes_between_look_and_word_is_refused(strangers: tuple[Ugro, SshdFarm]) -> None:
     from ugro.client.client import Client
-    from ugro.core.errors import NotAllowed
+    from ugro.kernel.support.errors import NotAllowed
 
     ugro, farm = strangers
     ugro("agent", "start")

@@ -18,16 +18,9 @@ from typing import Any
 import pytest
 
 import ugro
-from ugro.core.errors import UgroError
-from ugro.core.node import Gpu, GpuProcess
-from ugro.lab.simulated_gpus import (
-    GPU_IS_LOST,
-    SIMULATED_MODELS,
-    SimulatedGpu,
-    build_nvml_stub,
-    write_gpus,
-    write_nvidia_smi,
-)
+from ugro.kernel.links.model import Gpu, GpuProcess
+from ugro.kernel.support.errors import UgroError
+from ugro.lab.nodes import GPU_IS_LOST, SIMULATED_MODELS, SimulatedGpu, build_nvml_stub, write_gpus, write_nvidia_smi
 
 GIB = 1024**3
 LOST = "the GPU is lost: it fell off the bus; a reboot may bring it back"
@@ -45,7 +38,7 @@ class SamplerProcess:
     def __init__(self, env: dict[str, str], python: str = sys.executable) -> None:
         package_folder = str(Path(ugro.__file__).parents[1])
         self.process = subprocess.Popen(
-            [python, "-W", "error", "-c", "from ugro.remote.hardware.gpus import serve; serve(0, 1, '.')"],
+            [python, "-W", "error", "-c", "from ugro.node.hardware.gpus import serve; serve(0, 1, '.')"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env={"PATH": "/nowhere", "PYTHONPATH": package_folder, **env},

@@ -16,7 +16,7 @@ import pytest
 from tests.integration.conftest import Ugro
 from tests.integration.sharing import commands
 from tests.rig.waiting import name_of, processes_with, wait_until
-from ugro.lab.simulated_gpus import SimulatedGpu, build_nvml_stub, write_gpus
+from ugro.lab.nodes import SimulatedGpu, build_nvml_stub, write_gpus
 
 pytestmark = [
     pytest.mark.proof,
@@ -119,7 +119,7 @@ def test_a_machine_that_its_owner_uses_is_not_measured(
 def test_a_measurement_ends_when_somebody_comes(ugro: Ugro, machine: Machine, game: subprocess.Popen[bytes]) -> None:
     wait_until(lambda: owner(ugro)["is_known"], 30, "the first word of the node")
     bench = ugro.start("node", "bench", "--force", "--json", "--only", "cpu", "--only", "memory")
-    own = b"ugro.remote.bench.main"
+    own = b"ugro.features.hardware.node.bench"
     wait_until(lambda: set(processes_with(own)) & set(ugro.processes()), 30, "a process that measures")
     machine.used_by(game.pid)
     said, complaint = bench.communicate(timeout=60)

@@ -21,7 +21,7 @@ from tests.rig.sleeping import Beds
 from tests.rig.sshd import SshdFarm, SshdNode
 from tests.rig.stores import use_engine
 from tests.rig.waiting import wait_until
-from ugro.agent.support.signed_post import signature
+from ugro.kernel.support.commands import signature
 
 LIMIT_S = 60
 

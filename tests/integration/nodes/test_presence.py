@@ -11,9 +11,9 @@ import pytest
 
 from tests.integration.conftest import Farms, in_loop, link_to
 from tests.rig.waiting import wait_until
-from ugro.core.errors import RemoteFailure
-from ugro.nodes.calls import Stream
-from ugro.nodes.presence import Presence, parse
+from ugro.features.power.owners import Presence, parse
+from ugro.kernel.links.calls import Stream
+from ugro.kernel.support.errors import RemoteFailure
 
 _LIMIT_S = 30
 

@@ -15,10 +15,10 @@ import pytest
 from tests.integration.conftest import Farms, RawProgram, in_loop, link_to, open_link, run_command, spec_of
 from tests.rig.sshd import SshdNode
 from tests.rig.waiting import wait_until
-from ugro.core.errors import Unreachable
-from ugro.core.node import NodeSpec
-from ugro.nodes import bootstrap
-from ugro.remote import wire
+from ugro.kernel.links import transport as bootstrap
+from ugro.kernel.links.model import NodeSpec
+from ugro.kernel.support.errors import Unreachable
+from ugro.node import wire
 
 SHELLS = [
     pytest.param(shell, marks=pytest.mark.skipif(not Path(shell).exists(), reason=f"not installed: {shell}"))

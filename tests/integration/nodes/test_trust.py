@@ -13,10 +13,10 @@ import pytest
 from tests.integration.conftest import Farms, Ugro, in_loop, open_link
 from tests.rig.nodeprogram import LocalNode
 from tests.rig.waiting import wait_until
-from ugro.core.errors import Unreachable
-from ugro.core.node import NodeSpec
-from ugro.nodes.bootstrap import node_program
-from ugro.remote.trust import private_gid
+from ugro.kernel.links.model import NodeSpec
+from ugro.kernel.links.transport import node_program
+from ugro.kernel.support.errors import Unreachable
+from ugro.node.home import private_gid
 
 NOBODY = 65534
 USER = 4321

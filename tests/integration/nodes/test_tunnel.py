@@ -22,13 +22,13 @@ from tests.integration.sharing import commands
 from tests.rig.servers import Recorder, echo, flood, serving
 from tests.rig.sshd import SshdFarm
 from tests.rig.waiting import wait_until
-from ugro.agent.ops.tunnels import MOST_OF_NODE
 from ugro.client.client import Client
 from ugro.client.tunnel import Dialer, NodeStream
-from ugro.core.errors import NotAllowed, NotFound, RemoteFailure, Unreachable, UsageError
-from ugro.core.job import JobState
-from ugro.remote import wire
-from ugro.remote.net import forward
+from ugro.kernel.jobs.model import JobState
+from ugro.kernel.links.tunnels import MOST_OF_NODE
+from ugro.kernel.support.errors import NotAllowed, NotFound, RemoteFailure, Unreachable, UsageError
+from ugro.node import net as forward
+from ugro.node import wire
 
 TEN_MB = 10_000_000
 # Binds a socket in its run directory, and another outside, to which a link in the run directory points.

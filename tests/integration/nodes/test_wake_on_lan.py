@@ -19,8 +19,8 @@ from tests.integration.sharing import commands
 from tests.rig.netns import NetnsNode
 from tests.rig.sleeping import Beds
 from tests.rig.sshd import command
-from ugro.nodes import power
-from ugro.remote.net.wake import PORT, magic_packet
+from ugro.features.power import nodes as power
+from ugro.features.power.node.wake import PORT, magic_packet
 
 pytestmark = pytest.mark.proof
 

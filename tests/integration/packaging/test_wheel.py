@@ -17,7 +17,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from tests.integration.conftest import Ugro
-from ugro.policy.ablation.grid import MODELS
+from ugro.features.experiments.rules.grid import MODELS
 
 ROOT = Path(__file__).resolve().parents[3]
 PACKAGE = "src/ugro"

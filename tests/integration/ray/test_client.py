@@ -9,7 +9,7 @@ import pytest
 from tests.integration.conftest import Ugro
 from tests.integration.ray.conftest import Clusters, Nodes
 from tests.rig.ray import document, run_driver
-from ugro.workloads.ray_node.start import REFUSAL
+from ugro.features.ray.on_node_start import REFUSAL
 
 pytestmark = [pytest.mark.proof, pytest.mark.timeout(1500)]
 

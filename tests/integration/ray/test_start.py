@@ -15,8 +15,7 @@ import pytest
 from tests.rig.ports import free_port
 from tests.rig.ray import LIMIT_S, run_driver
 from tests.rig.waiting import descendants, name_of, wait_until, wait_until_dead
-from ugro.workloads.ray_node.rules import environment, start_words
-from ugro.workloads.ray_node.start import write_programs
+from ugro.features.ray.on_node_start import environment, start_words, write_programs
 
 pytestmark = [pytest.mark.proof, pytest.mark.timeout(600)]
 

@@ -23,12 +23,12 @@ from tests.rig.ports import free_port
 from tests.rig.waiting import wait_until
 from ugro import Client
 from ugro.client.http import Connection
-from ugro.client.remote.client import RemoteClient
-from ugro.client.remote.link import MasterLink
-from ugro.client.remote.master import Master
-from ugro.core.errors import NotAllowed, UsageError
-from ugro.core.job import JobState
-from ugro.core.support.state_dir import StateDir
+from ugro.features.remote_access.client.agent import RemoteClient
+from ugro.features.remote_access.client.link import MasterLink
+from ugro.features.remote_access.client.master import Master
+from ugro.kernel.jobs.model import JobState
+from ugro.kernel.support.errors import NotAllowed, UsageError
+from ugro.kernel.support.state_dir import StateDir
 
 pytestmark = pytest.mark.proof
 WAIT_S = 90

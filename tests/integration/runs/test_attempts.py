@@ -20,12 +20,12 @@ from tests.rig.nodeprogram import AGENT, LocalNode
 from tests.rig.tiers import sample
 from tests.rig.waiting import is_alive, signal_all, wait_until
 from tests.rig.watcher import comes
-from ugro.core.errors import RemoteFailure, UgroError
-from ugro.nodes.link import Link
-from ugro.remote import wire
-from ugro.remote.clock import boot_id, moment
-from ugro.remote.identity import node_key
-from ugro.remote.state.rundir import POINTS, AgentDir
+from ugro.kernel.links.link import Link
+from ugro.kernel.support.errors import RemoteFailure, UgroError
+from ugro.node import wire
+from ugro.node.clock import boot_id, moment
+from ugro.node.machine import node_key
+from ugro.node.runs.rundir import POINTS, AgentDir
 
 SUPERVISOR_POINTS = [point for point in POINTS if point.startswith(("supervisor.", "exit."))]
 BEFORE_THE_CLAIM = POINTS[: POINTS.index("supervisor.claimed")]

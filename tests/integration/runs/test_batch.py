@@ -29,10 +29,10 @@ from tests.rig.nodeprogram import AGENT, LocalNode
 from tests.rig.tiers import sample
 from tests.rig.waiting import signal_all, wait_until
 from tests.rig.watcher import Watcher, comes
-from ugro.core.errors import RemoteFailure, UgroError
-from ugro.nodes.link import Link
-from ugro.remote.clock import boot_id
-from ugro.remote.state.rundir import POINTS
+from ugro.kernel.links.link import Link
+from ugro.kernel.support.errors import RemoteFailure, UgroError
+from ugro.node.clock import boot_id
+from ugro.node.runs.rundir import POINTS
 
 # One that is shared waits for nothing, so also not for older attempts to end.
 SHARED_POINTS = [*POINTS[1 : POINTS.index("exit.renamed") + 1]]

@@ -33,9 +33,9 @@ from tests.rig.ledger import Ledger
 from tests.rig.nodeprogram import AGENT, LocalNode
 from tests.rig.waiting import is_alive, wait_until
 from tests.rig.watcher import Watcher, comes
-from ugro.core.errors import UgroError
-from ugro.remote.files.capped_log import read_cut
-from ugro.remote.state.runspec import LEAST_LOG_CAP_BYTES
+from ugro.kernel.support.errors import UgroError
+from ugro.node.runs.logs import read_cut
+from ugro.node.runs.runspec import LEAST_LOG_CAP_BYTES
 
 NO_DISK = disk.available()
 

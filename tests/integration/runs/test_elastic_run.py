@@ -12,7 +12,7 @@ import pytest
 from tests.rig.ledger import Ledger
 from tests.rig.nodeprogram import AGENT, LocalNode
 from tests.rig.waiting import wait_until
-from ugro.nodes.link import Link
+from ugro.kernel.links.link import Link
 
 ONE = f"{AGENT}/train.1"
 

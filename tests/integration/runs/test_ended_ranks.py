@@ -17,7 +17,7 @@ from tests.rig.waiting import wait_until
 SCRIPT = """
 import atexit, multiprocessing.util, os, sys, time
 from pathlib import Path
-from ugro.train import ended
+from ugro.train import reporting as ended
 
 def linger():
     Path(sys.argv[2]).touch()

@@ -16,11 +16,11 @@ from pathlib import Path
 import pytest
 
 from tests.rig.gpu_taker import Taker, takers
-from ugro.lab.simulated_gpus import SimulatedGpu, build_nvml_stub, write_gpus
-from ugro.remote.hardware import gpu_claims
-from ugro.remote.hardware.gpu_claims import Claims, ClaimTable, SharedClaims, Taken
-from ugro.remote.hardware.gpu_locks import Sharing
-from ugro.remote.hardware.gpus import run_of
+from ugro.lab.nodes import SimulatedGpu, build_nvml_stub, write_gpus
+from ugro.node.hardware import gpu_claims
+from ugro.node.hardware.gpu_claims import Claims, ClaimTable, SharedClaims, Taken
+from ugro.node.hardware.gpu_locks import Sharing
+from ugro.node.hardware.gpus import run_of
 
 GPU = "GPU-11111111-2222-3333-4444-555555555555"
 OTHER_GPU = "GPU-99999999-2222-3333-4444-555555555555"
@@ -369,7 +369,7 @@ def test_a_process_that_may_not_be_looked_at_belongs_to_who_has_claimed_its_gpu(
 # and ends; then one of bob's gets its pid.
 REUSED = """
 import hashlib, os, time  # another account might not be able to load modules
-from ugro.remote.hardware import gpu_claims
+from ugro.node.hardware import gpu_claims
 
 def forked(work):
     pid = os.fork()

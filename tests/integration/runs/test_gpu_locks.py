@@ -22,11 +22,11 @@ import pytest
 from tests.rig.ledger import Ledger
 from tests.rig.nodeprogram import AGENT, LocalNode
 from tests.rig.waiting import is_alive, wait_until
-from ugro.core.errors import RemoteFailure
-from ugro.lab.simulated_gpus import SimulatedGpu, build_nvml_stub, write_gpus
-from ugro.nodes.calls import Stream
-from ugro.nodes.link import Link
-from ugro.remote.hardware import gpu_claims
+from ugro.kernel.links.calls import Stream
+from ugro.kernel.links.link import Link
+from ugro.kernel.support.errors import RemoteFailure
+from ugro.lab.nodes import SimulatedGpu, build_nvml_stub, write_gpus
+from ugro.node.hardware import gpu_claims
 
 GPU = "GPU-11111111-aaaa"
 OTHER_GPU = "GPU-22222222-bbbb"

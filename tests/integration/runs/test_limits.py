@@ -17,9 +17,9 @@ import pytest
 from tests.integration.conftest import Farms, Ugro
 from tests.rig.nodeprogram import LocalNode
 from tests.rig.waiting import wait_until
-from ugro.nodes.runs import parse_status
-from ugro.remote.process import cgroup
-from ugro.remote.process.cgroup import CPU, MEMORY
+from ugro.kernel.jobs.engine.runs import parse_status
+from ugro.node.process import cgroup
+from ugro.node.process.cgroup import CPU, MEMORY
 
 USER = 4321
 HUNGRY = "held = [bytearray(1 << 20) for _ in range(300)]"  # MiB, and no more if nothing stops it

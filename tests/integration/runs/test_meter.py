@@ -17,9 +17,9 @@ import pytest
 from tests.rig.ledger import Ledger
 from tests.rig.nodeprogram import LocalNode
 from tests.rig.waiting import is_alive, wait_until
-from ugro.lab.simulated_gpus import SimulatedGpu, build_nvml_stub, write_gpus
-from ugro.nodes.link import Link
-from ugro.remote.runs.meter import ENERGY
+from ugro.features.training.on_node import ENERGY
+from ugro.kernel.links.link import Link
+from ugro.lab.nodes import SimulatedGpu, build_nvml_stub, write_gpus
 
 GPU = "GPU-11111111-aaaa"
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="not installed: a C compiler")

@@ -16,9 +16,9 @@ import pytest
 from tests.rig.ledger import Ledger
 from tests.rig.nodeprogram import AGENT, LocalNode, agent_folder
 from tests.rig.waiting import is_alive, signal_all, wait_until
-from ugro.core.errors import RemoteFailure
-from ugro.remote.identity import node_key
-from ugro.remote.state.rundir import AgentDir
+from ugro.kernel.support.errors import RemoteFailure
+from ugro.node.machine import node_key
+from ugro.node.runs.rundir import AgentDir
 
 ONE = f"{AGENT}/train.1"
 # Whatever a process can do to get away: a session of its own, no environment, no parent, deaf to SIGTERM.

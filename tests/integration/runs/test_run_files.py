@@ -22,11 +22,11 @@ from tests.rig.ledger import Ledger
 from tests.rig.nodeprogram import AGENT, LocalNode
 from tests.rig.waiting import wait_until
 from tests.rig.watcher import comes
-from ugro.core.errors import RemoteFailure
-from ugro.nodes.link import Link
-from ugro.remote import wire
-from ugro.remote.files import capped_log
-from ugro.remote.state.runspec import LEAST_LOG_CAP_BYTES
+from ugro.kernel.links.link import Link
+from ugro.kernel.support.errors import RemoteFailure
+from ugro.node import wire
+from ugro.node.runs import logs as capped_log
+from ugro.node.runs.runspec import LEAST_LOG_CAP_BYTES
 
 MIB = 1 << 20
 FLOOD_BLOCK = (b"y" * 1023 + b"\n") * 1024

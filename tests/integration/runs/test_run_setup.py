@@ -14,7 +14,7 @@ import pytest
 from tests.rig.nodeprogram import LocalNode, agent_folder
 from tests.rig.waiting import is_alive, processes_with_variable, signal_all, wait_until
 from tests.rig.watcher import comes
-from ugro.core.errors import RemoteFailure
+from ugro.kernel.support.errors import RemoteFailure
 
 COUNT = 'echo "$UGRO_JOB.$UGRO_ATTEMPT" >> "$COUNTER"\n'
 

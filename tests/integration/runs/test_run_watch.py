@@ -17,8 +17,8 @@ from tests.rig.ledger import Ledger
 from tests.rig.nodeprogram import LocalNode
 from tests.rig.waiting import wait_until
 from tests.rig.watcher import Watcher, comes
-from ugro.core.errors import RemoteFailure
-from ugro.remote import wire
+from ugro.kernel.support.errors import RemoteFailure
+from ugro.node import wire
 
 # In a user namespace of its own, a user has as many inotify instances as is written there: none.
 WITHOUT_INOTIFY = (

@@ -20,8 +20,8 @@ from tests.integration.conftest import Farms, in_loop, link_to
 from tests.rig.ledger import Ledger
 from tests.rig.nodeprogram import AGENT, LocalNode, agent_folder
 from tests.rig.waiting import name_of, parent_of, wait_until
-from ugro.core.errors import RemoteFailure
-from ugro.nodes.link import Link
+from ugro.kernel.links.link import Link
+from ugro.kernel.support.errors import RemoteFailure
 
 ONE = f"{AGENT}/train.1"
 # A leader and its child, each saying which signal it got.

@@ -11,8 +11,8 @@ import pytest
 
 from tests.rig import needs
 from tests.rig.service import ServicePlace
-from ugro.client.services import ServiceWish
-from ugro.core.service import ServiceReport
+from ugro.features.services.client import ServiceWish
+from ugro.features.services.model import ServiceReport
 
 pytest.importorskip("transformers")
 openai = pytest.importorskip("openai")

@@ -19,10 +19,20 @@ import pytest
 
 from tests.rig.service import SERVER
 from tests.rig.waiting import descendants, is_alive, wait_until
-from ugro.core.job import JobSpec
-from ugro.core.plan import NODE_PYTHON
-from ugro.core.service import EXHAUSTED, DoorPlace, Probe, Probes, Replica, Restarts, Revision, Service, ServiceSpec
-from ugro.workloads.service_jobs import STATUS_SOCKET, replica_job
+from ugro.features.services.model import (
+    EXHAUSTED,
+    DoorPlace,
+    Probe,
+    Probes,
+    Replica,
+    Restarts,
+    Revision,
+    Service,
+    ServiceSpec,
+)
+from ugro.features.services.service.replicas import STATUS_SOCKET, replica_job
+from ugro.kernel.jobs.model import JobSpec
+from ugro.kernel.jobs.records import NODE_PYTHON
 
 pytestmark = [pytest.mark.proof, pytest.mark.timeout(120)]
 LIMIT_S = 30

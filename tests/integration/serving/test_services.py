@@ -13,8 +13,8 @@ import pytest
 from tests.rig import needs
 from tests.rig.service import LIMIT_S, ServicePlace, words
 from tests.rig.waiting import wait_until
-from ugro.core.errors import ConfigError, NotAllowed, UgroError
-from ugro.core.service import Phase, ReplicaPhase, ServiceReport
+from ugro.features.services.model import Phase, ReplicaPhase, ServiceReport
+from ugro.kernel.support.errors import ConfigError, NotAllowed, UgroError
 
 pytestmark = [
     pytest.mark.proof,

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.rig import ranks
-from ugro.core.planning import JointTrial, NodeTrial
-from ugro.core.training import read
-from ugro.policy.planning.reading import About, joint_trial, node_trial
+from ugro.features.planning.model import JointTrial, NodeTrial
+from ugro.features.planning.rules_trials import About, joint_trial, node_trial
+from ugro.kernel.telemetry.records import read
 
 LIMIT_S = 150
 SCRIPT = """

@@ -13,7 +13,7 @@ from tests.rig import netns
 from tests.rig.netns import NetnsNode, Way
 from tests.rig.sshd import SshdNode
 from tests.rig.waiting import is_alive, signal_all
-from ugro.remote.process_id import ProcessName
+from ugro.node.process.terminate import ProcessName
 
 # Beyond the lease, the grace and the agent's margin, so that a second attempt begins meanwhile.
 _PAUSE_S = 45.0

@@ -10,7 +10,7 @@ from tests.proof.faults.ordinary import kill, to_one
 
 _DAMAGES = (b"", b"\0" * 100_000, b'[["ugro/__init__.py", 0]]\n')
 _CODE = "open({marker!r}, 'w').close()\n"
-_NAMES = ("sitecustomize.py", "ugro/__init__.py", "ugro/remote/__init__.py", "ugro/remote/main.py", "json.py")
+_NAMES = ("sitecustomize.py", "ugro/__init__.py", "ugro/node.py", "ugro/node/main.py", "json.py")
 
 
 def plant(target: Target, step: Step) -> Hit | None:

@@ -15,7 +15,7 @@ from tests.rig.judge import processes_of_runs
 from tests.rig.netns import NetnsNode, Way
 from tests.rig.sshd import SshdNode
 from tests.rig.waiting import descendants, is_alive, name_of, signal_all
-from ugro.remote.process_id import ProcessName
+from ugro.node.process.terminate import ProcessName
 
 _PROGRAM = b"sys.stdin.readline"
 _WAYS = (Way.BOTH, Way.BOTH, Way.TO_NODE, Way.FROM_NODE)

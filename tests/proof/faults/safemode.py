@@ -15,7 +15,7 @@ from tests.proof.faults import Hit, Kind, Step, Target
 from tests.rig.judge import now_s
 from tests.rig.older_state import is_in_safe_mode, put_back, saved
 from ugro import Client
-from ugro.core.errors import UgroError
+from ugro.kernel.support.errors import UgroError
 
 _LONGEST_S = 6.0
 _DECIDE_S = 600.0  # nodes are cut off and agents killed meanwhile, and each new one asks them all again

@@ -10,12 +10,12 @@ RULES = ("tests/unit/config/test_allowance.py",)
 
 AUDIT = ("tests/unit/agent/test_audit.py",)
 
-_TRAIL = "ugro.agent.api.audit_trail"
-_AUDIT_RULES = "ugro.agent.api.audit_rules"
-_ALLOWANCE = "ugro.config.allowance"
-_SECRET = "ugro.core.support.secret"
-_CLUSTER = "ugro.agent.tracking.cluster"
-_AGENT = "ugro.agent.agent"
+_TRAIL = "ugro.kernel.operations.audit_trail"
+_AUDIT_RULES = "ugro.kernel.operations.audit_rules"
+_ALLOWANCE = "ugro.kernel.config.allowance"
+_SECRET = "ugro.kernel.support.secrets"
+_CLUSTER = "ugro.kernel.links.cluster"
+_AGENT = "ugro.kernel.agent.agent"
 
 MUTANTS = (
     Mutant(
@@ -27,7 +27,7 @@ MUTANTS = (
         "a cluster file from a folder is used without being asked for",
         (
             Edit(
-                "ugro.client.clusterfile",
+                "ugro.client.launcher",
                 "nearest_cluster_file",
                 "ClusterFile(path, is_asked_for=True, is_found=True)",
                 "ClusterFile(path, is_asked_for=True)",
@@ -47,7 +47,7 @@ MUTANTS = (
     ),
     Mutant(
         "a restarted agent takes the file as one that was named",
-        (Edit("ugro.agent.main", "_cluster_file", "link == home.served_found", "False"),),
+        (Edit("ugro.kernel.agent.main", "_cluster_file", "link == home.served_found", "False"),),
         ALLOWED,
     ),
     Mutant(
@@ -121,14 +121,14 @@ MUTANTS = (
     ),
     Mutant(
         "refusals of one user count for all",
-        (Edit("ugro.agent.ops.audit", "RefusalLimit.counted", "entry.user", "''"),),
+        (Edit("ugro.kernel.access.service", "RefusalLimit.counted", "entry.user", "''"),),
         AUDIT,
     ),
     Mutant(
         "who does most pushes out what others did",
         (
             Edit(
-                "ugro.store.audit",
+                "ugro.kernel.access.store",
                 "_trim",
                 "'SELECT seq FROM audit WHERE user = ? ORDER BY seq LIMIT ?'",
                 "\"SELECT seq FROM audit WHERE ? <> '' ORDER BY seq LIMIT ?\"",

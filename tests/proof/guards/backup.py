@@ -9,11 +9,11 @@ COPIES = ("tests/unit/store/test_backup.py", "-m", "not proof")
 ROTATION = ("tests/unit/agent/test_backups.py",)
 COMMANDS = ("tests/integration/agent/test_state_files.py",)
 
-_EXAMINE = "ugro.store.examine"
-_ENGINE = "ugro.store.engine"
-_BACKUP = "ugro.store.backup"
-_BACKUPS = "ugro.agent.ops.backups"
-_RECOVERY = "ugro.agent.recovery"
+_EXAMINE = "ugro.kernel.store.examine"
+_ENGINE = "ugro.kernel.store.engine"
+_BACKUP = "ugro.kernel.store.backup"
+_BACKUPS = "ugro.kernel.agent.backups"
+_RECOVERY = "ugro.kernel.agent.backups"
 
 MUTANTS = (
     Mutant("what SQLite finds wrong is served", (Edit(_EXAMINE, "check_content", "first != 'ok'", "False"),), DAMAGE),
@@ -107,7 +107,7 @@ MUTANTS = (
     ),
     Mutant(
         "an agent does not notice that its folder was removed",
-        (Edit("ugro.agent.lock", "HomeLock.look", "self.is_lost()", "False"),),
+        (Edit("ugro.kernel.agent.main", "HomeLock.look", "self.is_lost()", "False"),),
         (*COMMANDS, "-k", "home_was_removed"),
     ),
 )

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from tests.proof.guards import Edit, Mutant
 
-_MOMENT = "ugro.core.support.moment"
-_RULES = "ugro.policy.lifecycle.clock"
-_SYNC = "ugro.agent.artifacts.checkpoint_sync"
-_DIR = "ugro.remote.files.checkpoint_dir"
-_ORDER = "ugro.remote.files.checkpoint_order"
+_MOMENT = "ugro.kernel.support.moments"
+_RULES = "ugro.kernel.agent.rules"
+_SYNC = "ugro.kernel.files.results.checkpoints"
+_DIR = "ugro.node.files.checkpoint_dir"
+_ORDER = "ugro.node.files.checkpoint_dir"
 
 JUMPS = ("tests/integration/engine/test_clock.py", "-k", "no_time_limit")
 MOMENTS = ("tests/unit/core/test_moment.py",)
@@ -22,12 +22,12 @@ MUTANTS = (
         "a time limit counts by the wall clock",
         (
             Edit(
-                "ugro.agent.engine.reconciler",
+                "ugro.kernel.jobs.engine.reconciler",
                 "Engine._is_over_time",
                 "by.now.boot_s",
                 "by.now.wall_s - started.wall_s",
             ),
-            Edit("ugro.agent.engine.reconciler", "Engine._is_over_time", "due_s(started, limit_s, by)", "limit_s"),
+            Edit("ugro.kernel.jobs.engine.reconciler", "Engine._is_over_time", "due_s(started, limit_s, by)", "limit_s"),
         ),
         JUMPS,
     ),
@@ -35,7 +35,7 @@ MUTANTS = (
         "the pause before a retry ends by the wall clock",
         (
             Edit(
-                "ugro.agent.tracking.scheduler_input",
+                "ugro.kernel.jobs.engine.scheduler_input",
                 "waiting_view",
                 "due_s(*pause, by)",
                 "by.now.boot_s + pause[0].wall_s + pause[1] - by.now.wall_s",
@@ -84,7 +84,7 @@ MUTANTS = (
     ),
     Mutant(
         "old jobs are removed while the clock is not believed",
-        (Edit("ugro.agent.jobs.retention", "Retention.look", "not self._may_remove()", "False"),),
+        (Edit("ugro.features.retention.service", "Retention.look", "not self._may_remove()", "False"),),
         BELIEVED,
     ),
     Mutant(
@@ -109,7 +109,7 @@ MUTANTS = (
     ),
     Mutant(
         "what is older than the start of a run is decided by a clock that was set back",
-        (Edit("ugro.remote.clock", "wall_s", "min", "max"),),
+        (Edit("ugro.node.clock", "wall_s", "min", "max"),),
         ("tests/unit/remote/test_workdir.py", "-k", "clock"),
     ),
     Mutant(

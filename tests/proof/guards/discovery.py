@@ -10,19 +10,19 @@ STORE = ("tests/unit/store/test_discovered.py",)
 CANDIDATES = ("tests/unit/nodes/discovery/test_candidates.py",)
 ALLOWED = ("tests/unit/config/test_discovery.py",)
 
-_RULES = "ugro.policy.nodes.discovery"
-_STORE = "ugro.store.discovered"
-_CANDIDATES = "ugro.nodes.discovery.candidates"
+_RULES = "ugro.features.discovery.rules"
+_STORE = "ugro.features.discovery.store"
+_CANDIDATES = "ugro.features.discovery.candidates"
 
 MUTANTS = (
     Mutant(
         "a program that finds machines gets the agent's environment",
-        (Edit("ugro.nodes.discovery.command", "CommandSource._output", "inherited(os.environ)", "None"),),
+        (Edit("ugro.features.discovery.sources", "CommandSource._output", "inherited(os.environ)", "None"),),
         ("tests/integration/nodes/test_discovery_sources.py", "-k", "environment"),
     ),
     Mutant(
         "a machine joins with a host key that nobody accepted",
-        (Edit("ugro.nodes.transport", "ssh_command", "_KNOWN_KEYS_ONLY if spec.found_by else {}", "{}"),),
+        (Edit("ugro.kernel.links.transport", "ssh_command", "_KNOWN_KEYS_ONLY if spec.found_by else {}", "{}"),),
         CIRCLE,
     ),
     Mutant(
@@ -34,7 +34,7 @@ MUTANTS = (
         "a node that left is dropped before the files of its jobs are here",
         (
             Edit(
-                "ugro.agent.discovery.service",
+                "ugro.features.discovery.service",
                 "Discovery._take_steps",
                 "await self._store.busy() | self.uncollected(await self._store.unkept())",
                 "await self._store.busy()",
@@ -94,7 +94,7 @@ MUTANTS = (
         "a person's drain of a node that left is taken for discovery's",
         (
             Edit(
-                "ugro.store.database",
+                "ugro.kernel.store.database",
                 "Store.drain",
                 '"INSERT INTO drained_nodes (name, reason, drained_at, '
                 "drained_by) VALUES (?, ?, ?, 'person') ON CONFLICT (name) DO "
@@ -134,12 +134,12 @@ MUTANTS = (
     ),
     Mutant(
         "discovery does not know which nodes sleep",
-        (Edit("ugro.agent.wiring", "_power", "base.discovery.is_sleeping = power.is_sleeping", ""),),
+        (Edit("ugro.kernel.agent.wiring", "_power", "base.discovery.is_sleeping = power.is_sleeping", ""),),
         ("tests/integration/nodes/test_discovery.py", "-k", "is_suspended"),
     ),
     Mutant(
         "a machine without a network takes all others to be gone",
-        (Edit("ugro.nodes.discovery.mdns", "_addresses", "not found", "False"),),
+        (Edit("ugro.features.discovery.sources", "_addresses", "not found", "False"),),
         ("tests/integration/nodes/test_discovery_sources.py", "-k", "in_no_network"),
     ),
     Mutant(
@@ -173,7 +173,7 @@ MUTANTS = (
         "a program that finds machines needs no allowance",
         (
             Edit(
-                "ugro.config.allowance",
+                "ugro.kernel.config.allowance",
                 "",
                 "{'leave_after', 'interval', 'timeout'}",
                 "{'leave_after', 'interval', 'timeout', 'command'}",

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from tests.proof.guards import Edit, Mutant
 
-_DOOR = "ugro.agent.door"
+_DOOR = "ugro.kernel.operations.door"
 _ACCESS = "ugro.web.access"
-_TOKENS = "ugro.web.tokens"
-_APP = "ugro.web.app"
+_TOKENS = "ugro.web.access"
+_APP = "ugro.web.dashboard"
 
 CROWD = ("tests/integration/dashboard/test_door.py", "-k", "starve")
 LAST = ("tests/integration/dashboard/test_door.py", "-k", "last_descriptors")
@@ -45,7 +45,7 @@ MUTANTS = (
         "members may send as much as the owner",
         (
             Edit(
-                "ugro.agent.server",
+                "ugro.kernel.operations.app",
                 "socket_server",
                 "_LARGEST_BODY_OF_MEMBERS if is_of_team else _LARGEST_BODY",
                 "_LARGEST_BODY",
@@ -55,17 +55,17 @@ MUTANTS = (
     ),
     Mutant(
         "a request inherits the client of the one before it",
-        (Edit("ugro.agent.server", "socket_server", "True", "False"),),
+        (Edit("ugro.kernel.operations.app", "socket_server", "True", "False"),),
         TEAM,
     ),
     Mutant(
         "the agent keeps the limit of descriptors that it was given",
-        (Edit("ugro.core.support.descriptors", "raise_limit", "soft < wanted", "soft > wanted"),),
+        (Edit("ugro.kernel.support.process", "raise_limit", "soft < wanted", "soft > wanted"),),
         CROWD,
     ),
     Mutant(
         "jobs get the agent's limit of descriptors",
-        (Edit("ugro.nodes.process", "_start", "restore_limit(process.pid)", "pass"),),
+        (Edit("ugro.kernel.links.transport", "_start", "restore_limit(process.pid)", "pass"),),
         CROWD,
     ),
     Mutant(
@@ -82,7 +82,7 @@ MUTANTS = (
         "bodies are not bounded",
         (
             Edit(
-                "ugro.agent.api.body_limit",
+                "ugro.kernel.operations.door",
                 "_Counted.receive",
                 "len(message.get('body', b''))",
                 "0 * len(message.get('body', b''))",
@@ -92,12 +92,12 @@ MUTANTS = (
     ),
     Mutant(
         "declared lengths of bodies are not looked at",
-        (Edit("ugro.agent.api.body_limit", "BodyLimit.__call__", "_declared(scope) > self._most", "False"),),
+        (Edit("ugro.kernel.operations.door", "BodyLimit.__call__", "_declared(scope) > self._most", "False"),),
         LARGE,
     ),
     Mutant(
         "live streams of a session are not bounded",
-        (Edit("ugro.web.streams", "Streams.serve", "len(self._open[session]) >= MOST_PER_SESSION", "False"),),
+        (Edit("ugro.web.access", "Streams.serve", "len(self._open[session]) >= MOST_PER_SESSION", "False"),),
         STREAMS,
     ),
     Mutant(

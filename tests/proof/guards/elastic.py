@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from tests.proof.guards import Edit, Mutant
 
-_FORMING = "ugro.policy.elastic.forming"
-_STANDING = "ugro.policy.elastic.standing"
-_MEETING = "ugro.train.elastic.meeting"
-_RUN = "ugro.remote.runs.elastic"
+_FORMING = "ugro.train.rules.failures"
+_STANDING = "ugro.kernel.jobs.engine.rules.attempt"
+_MEETING = "ugro.train.elastic_meeting"
+_RUN = "ugro.node.runs.ranks"
 
-_MEMBERSHIP = "ugro.train.elastic.membership"
+_MEMBERSHIP = "ugro.train.elastic"
 _STEPPING = "ugro.train.stepping"
-_ENDED = "ugro.train.ended"
-_RUN_STATE = "ugro.remote.runs.run_state"
+_ENDED = "ugro.train.reporting"
+_RUN_STATE = "ugro.node.runs.run_state"
 
 _STEPS = ("tests/integration/train/test_elastic.py", "-k", "counts_only")
 _ENDS = ("tests/integration/runs/test_ended_ranks.py",)

@@ -9,7 +9,7 @@ METER = "tests/integration/runs/test_meter.py"
 MUTANTS = (
     Mutant(
         "a driver that hangs keeps a run from ending",
-        (Edit("ugro.remote.runs.meter", "Meter.finish", "within_s", "None"),),
+        (Edit("ugro.features.training.on_node", "Meter.finish", "within_s", "None"),),
         (METER, "-k", "hangs"),
     ),
 )

@@ -10,10 +10,10 @@ SECRETS = ("tests/unit/config/test_python_env.py",)
 MEMBERS = ("tests/unit/agent/test_env_of_members.py",)
 TOOLS = ("tests/unit/agent/test_python_tools.py",)
 
-_NAMING = "ugro.policy.python_env.naming"
-_RESOLVING = "ugro.agent.python_env.resolving"
-_READING = "ugro.agent.python_env.reading"
-_TOOLS = "ugro.agent.python_env.tools"
+_NAMING = "ugro.features.environments.rules.naming"
+_RESOLVING = "ugro.features.environments.service.service"
+_READING = "ugro.features.environments.service.reading"
+_TOOLS = "ugro.features.environments.service.tools"
 
 MUTANTS = (
     Mutant(
@@ -30,7 +30,7 @@ MUTANTS = (
     ),
     Mutant(
         "hashes that a lock gives are replaced by those of the index",
-        (Edit("ugro.policy.python_env.pinned", "with_given_hashes", "not known", "known is not None"),),
+        (Edit("ugro.features.environments.rules.requirements", "with_given_hashes", "not known", "known is not None"),),
         NAMES,
     ),
     Mutant(
@@ -53,22 +53,22 @@ MUTANTS = (
     ),
     Mutant(
         "an index's password is in what uv is said to have said",
-        (Edit("ugro.agent.python_env.tools", "failed", "mask(line)", "line"),),
+        (Edit("ugro.features.environments.service.tools", "failed", "mask(line)", "line"),),
         ("tests/unit/agent/test_python_tools.py",),
     ),
     Mutant(
         "a job's document shows the password of its index",
-        (Edit("ugro.core.python_env", "EnvRequest.masked", "self.with_addresses(without_passwords)", "self"),),
+        (Edit("ugro.features.environments.model", "EnvRequest.masked", "self.with_addresses(without_passwords)", "self"),),
         (*SECRETS, "-k", "document"),
     ),
     Mutant(
         "what a cluster file says about an index is shown with its password",
-        (Edit("ugro.config.allowance", "_setting_lines", "without_passwords(line)", "line"),),
+        (Edit("ugro.kernel.config.allowance", "_setting_lines", "without_passwords(line)", "line"),),
         (*SECRETS, "-k", "document"),
     ),
     Mutant(
         "a browser has the agent read a file of this machine",
-        (Edit("ugro.agent.python_env.reading", "refuse_files", "value is not None and '\\n' not in value", "False"),),
+        (Edit("ugro.features.environments.service.reading", "refuse_files", "value is not None and '\\n' not in value", "False"),),
         (*SECRETS, "-k", "browser"),
     ),
     Mutant(
@@ -129,7 +129,7 @@ MUTANTS = (
         "a uv that was damaged here is executed and sent",
         (
             Edit(
-                "ugro.agent.python_env.tools",
+                "ugro.features.environments.service.tools",
                 "_is_whole",
                 "blob_of(folder / _UV).content == _record(folder).read_text()",
                 "blob_of(folder / _UV).content != ''",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.proof.guards import Edit, Mutant
 
 _TESTS = "tests/integration/runs/test_gpu_claims.py"
-_GPU_CLAIMS = "ugro.remote.hardware.gpu_claims"
+_GPU_CLAIMS = "ugro.node.hardware.gpu_claims"
 
 MUTANTS = (
     Mutant(
@@ -30,7 +30,7 @@ MUTANTS = (
     ),
     Mutant(
         "a GPU is free for other accounts while ranks of a killed supervisor use it",
-        (Edit("ugro.remote.hardware.gpu_locks", "GpuLocks.take", "self._claims.hand_over()", "pass"),),
+        (Edit("ugro.node.hardware.gpu_locks", "GpuLocks.take", "self._claims.hand_over()", "pass"),),
         ("tests/integration/runs/test_gpu_locks.py", "-k", "see_the_gpu_as_taken"),
     ),
 )

@@ -7,9 +7,9 @@ from tests.proof.guards import Edit, Mutant
 _LOCKS = ("tests/integration/runs/test_gpu_locks.py", "-k", "one_group or last_rank")
 _SCHEDULER = ("tests/unit/policy/scheduling/test_sharing.py",)
 _STORE = ("tests/unit/store/test_jobs.py", "-k", "one_group")
-_GPU_LOCKS = "ugro.remote.hardware.gpu_locks"
-_SHARING = "ugro.policy.scheduling.sharing"
-_DEVICES = "ugro.store.devices"
+_GPU_LOCKS = "ugro.node.hardware.gpu_locks"
+_SHARING = "ugro.kernel.jobs.scheduling.placement"
+_DEVICES = "ugro.kernel.jobs.moves"
 
 MUTANTS = (
     Mutant(
@@ -26,7 +26,7 @@ MUTANTS = (
         "the groups of two agents with the same name are one",
         (
             Edit(
-                "ugro.remote.runs.claim", "Claims._take_gpus", "'%s %s' % (run.agent.name, share.group)", "share.group"
+                "ugro.node.runs.claim", "Claims._take_gpus", "'%s %s' % (run.agent.name, share.group)", "share.group"
             ),
         ),
         _LOCKS,

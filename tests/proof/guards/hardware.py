@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from tests.proof.guards import Edit, Mutant
 
-_NETWORK = "ugro.remote.bench.network"
-_STORAGE = "ugro.remote.bench.storage"
-_SERVICE = "ugro.agent.hardware.service"
-_INPUT = "ugro.agent.tracking.scheduler_input"
-_WIRING = "ugro.agent.wiring"
-_DECLINE = "ugro.policy.hardware.decline"
+_NETWORK = "ugro.features.hardware.node.network"
+_STORAGE = "ugro.features.hardware.node.machine"
+_SERVICE = "ugro.features.hardware.service"
+_INPUT = "ugro.kernel.jobs.engine.scheduler_input"
+_WIRING = "ugro.kernel.agent.wiring"
+_DECLINE = "ugro.features.hardware.rules"
 
 REMOTE = ("tests/unit/remote/test_bench.py",)
 DECLINE = ("tests/unit/policy/hardware/test_decline.py",)
@@ -74,7 +74,7 @@ MUTANTS = (
         "a node's figures are believed whatever they are",
         (
             Edit(
-                "ugro.agent.hardware.lines",
+                "ugro.features.hardware.subject",
                 "_number",
                 "not isinstance(value, int | float) or not math.isfinite(value) or (not 0 <= value <= _LARGEST)",
                 "not isinstance(value, int | float) or (not math.isfinite(value) and False)",

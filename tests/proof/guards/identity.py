@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from tests.proof.guards import Edit, Mutant
 
-_RULES = "ugro.agent.api.access_rules"
-_IDENTITY = "ugro.core.identity"
-_CALLER = "ugro.agent.support.caller"
-_GATE = "ugro.agent.api.gate"
-_SERVICES = "ugro.agent.services.service"
-_SWEEPS = "ugro.agent.sweep.service"
+_RULES = "ugro.kernel.operations.access_rules"
+_IDENTITY = "ugro.kernel.access.model"
+_CALLER = "ugro.kernel.access.caller"
+_GATE = "ugro.kernel.access.gate"
+_SERVICES = "ugro.features.services.service.service"
+_SWEEPS = "ugro.features.sweeps.service.service"
 
 ROLES = ("tests/integration/agent/test_roles.py",)
 OWN = ("tests/integration/agent/test_own_jobs.py", "tests/integration/agent/test_own_routes.py")
@@ -19,9 +19,9 @@ OFFERED = ("tests/integration/agent/test_offered_files.py",)
 OFFERS = ("tests/unit/agent/test_client_files.py",)
 UPLOADS = ("tests/unit/agent/test_uploads.py",)
 OF_CLIENTS = ("tests/unit/client/remote/test_offer.py",)
-_OFFERS = "ugro.agent.support.client_files"
-_UPLOADS = "ugro.agent.code.uploads"
-_OF_CLIENTS = "ugro.client.remote.offer"
+_OFFERS = "ugro.kernel.files.client_files"
+_UPLOADS = "ugro.features.remote_access.service"
+_OF_CLIENTS = "ugro.features.remote_access.client.offer"
 
 MUTANTS = (
     Mutant(
@@ -29,14 +29,14 @@ MUTANTS = (
     ),
     Mutant(
         "a token has more than its user",
-        (Edit("ugro.agent.ops.team", "Team.token", "least(role, token.role)", "token.role"),),
+        (Edit("ugro.kernel.access.service", "Team.token", "least(role, token.role)", "token.role"),),
         ROLES,
     ),
     Mutant(
         "a stream goes on with a role that its user has no more",
         (
             Edit(
-                "ugro.agent.api.while_allowed",
+                "ugro.kernel.access.gate",
                 "while_allowed.sending",
                 "found is None or not found.role.covers(caller.role)",
                 "found is None",
@@ -126,7 +126,7 @@ MUTANTS = (
         "files are looked for",
         (
             Edit(
-                "ugro.agent.jobs.submission",
+                "ugro.kernel.jobs.submission",
                 "SubmissionReader._with_cwd",
                 "draft.section.sync and is_here and may_read_files()",
                 "draft.section.sync",
@@ -146,21 +146,21 @@ MUTANTS = (
         "a port is reached through the node's own login",
         (
             Edit(
-                "ugro.agent.ops.tunnels", "Tunnels.open", "named if is_chosen_here else self._own_login(named)", "named"
+                "ugro.kernel.links.tunnels", "Tunnels.open", "named if is_chosen_here else self._own_login(named)", "named"
             ),
         ),
         ("tests/unit/agent/test_tunnels.py",),
     ),
     Mutant(
         "a user takes all connections to a node",
-        (Edit("ugro.agent.ops.tunnels", "Tunnels._take", "self._taken[taker] >= MOST_OF_USER", "False"),),
+        (Edit("ugro.kernel.links.tunnels", "Tunnels._take", "self._taken[taker] >= MOST_OF_USER", "False"),),
         ("tests/unit/agent/test_tunnels.py",),
     ),
     Mutant("nobody is known to the services", (Edit(_GATE, "Gate.admit", "enter(caller)", ""),), OWN),
     Mutant("whole hashes are seen", (Edit(_CALLER, "shown", "known.spec.with_short_hashes", "known.spec"),), OFFERED),
     Mutant(
         "a user id without a name is a member",
-        (Edit("ugro.agent.ops.team", "Team.peer", "await self.names.of(uid)", "await self.names.of(uid) or str(uid)"),),
+        (Edit("ugro.kernel.access.service", "Team.peer", "await self.names.of(uid)", "await self.names.of(uid) or str(uid)"),),
         OFFERED,
     ),
     Mutant(

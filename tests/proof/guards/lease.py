@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from tests.proof.guards import Edit, Mutant
 
-_REAPER = "ugro.remote.runs.reaper"
-_STOP = "ugro.remote.runs.stop"
-_LEASE = "ugro.remote.runs.lease"
-_SUPERVISOR = "ugro.remote.runs.supervisor"
+_REAPER = "ugro.node.runs.reaper"
+_STOP = "ugro.node.runs.stop"
+_LEASE = "ugro.node.runs.reaper"
+_SUPERVISOR = "ugro.node.runs.supervisor"
 
 STOPPED = ("tests/integration/runs/test_reaper.py", "-k", "stopped or hangs")
 LEFT = ("tests/integration/runs/test_reaper.py", "-k", "left_has_ended or claim_more")
@@ -112,7 +112,7 @@ MUTANTS = (
         "an agent does not wait for the reaper's kill",
         (
             Edit(
-                "ugro.agent.engine.leases",
+                "ugro.kernel.jobs.engine.leases",
                 "dead_after_s",
                 "(lease_s + grace_s) * _CLOCK_DRIFT + _MARGIN_S",
                 "(lease_s + grace_s) * _CLOCK_DRIFT",

@@ -15,12 +15,12 @@ _RANKS = (_LYING, "-k", "of_ranks")
 _ANSWERS = (_LYING, "-k", "another_run")
 _PACKAGES = ("tests/integration/artifacts/test_environments.py",)
 
-_JUDGE = "ugro.policy.lifecycle.reported_run"
-_RUNS = "ugro.nodes.runs"
-_TRACKER = "ugro.agent.tracking.run_tracker"
-_PLACED = "ugro.agent.tracking.placed_runs"
-_ORPHANS = "ugro.agent.engine.orphan_runs"
-_ENVIRONMENTS = "ugro.agent.artifacts.environments"
+_JUDGE = "ugro.kernel.jobs.engine.rules.reported_run"
+_RUNS = "ugro.kernel.jobs.engine.runs"
+_TRACKER = "ugro.kernel.jobs.engine.run_tracker"
+_PLACED = "ugro.kernel.jobs.engine.placed_runs"
+_ORPHANS = "ugro.kernel.jobs.engine.finish"
+_ENVIRONMENTS = "ugro.features.environments.service.installed"
 
 
 def _mutant(name: str, edit: Edit, tests: tuple[str, ...]) -> Mutant:

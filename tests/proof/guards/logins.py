@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from tests.proof.guards import Edit, Mutant
 
-_NODE = "ugro.nodes.node"
-_TRACKER = "ugro.agent.tracking.run_tracker"
-_LOGINS = "ugro.agent.tracking.logins"
+_NODE = "ugro.kernel.links.node"
+_TRACKER = "ugro.kernel.jobs.engine.run_tracker"
+_LOGINS = "ugro.kernel.links.logins"
 
 DIALLED = ("tests/unit/nodes/test_node.py",)
 OPENED = ("tests/unit/agent/test_logins.py",)
@@ -91,7 +91,7 @@ MUTANTS = (
         "a Ray cluster is everybody's when the configuration has no accounts any more",
         (
             Edit(
-                "ugro.agent.ray_cluster.service",
+                "ugro.features.ray.service",
                 "RayClusters.expect_open_to",
                 "self._starting.is_personal(cluster) or await self._was_placed_on_login(cluster)",
                 "self._starting.is_personal(cluster)",

@@ -6,13 +6,13 @@ from tests.proof.guards import Edit, Mutant
 
 TRUST = ("tests/integration/nodes/test_trust.py", "tests/unit/remote/test_trust.py")
 
-_BOOTSTRAP = "ugro.nodes.bootstrap"
-_TRUST = "ugro.remote.trust"
-_LOADER = "ugro.remote.loader"
+_BOOTSTRAP = "ugro.kernel.links.transport"
+_TRUST = "ugro.node.home"
+_LOADER = "ugro.node.loader"
 
 LIMITS = ("tests/integration/runs/test_limits.py", "tests/unit/remote/test_cgroup.py")
-_LIMITS = "ugro.remote.runs.limits"
-_RANKS = "ugro.remote.runs.ranks"
+_LIMITS = "ugro.node.runs.run_state"
+_RANKS = "ugro.node.runs.ranks"
 
 _SLOWLY = "\n            self.start("
 _INSTALL = '    names["install"](data)'
@@ -54,13 +54,13 @@ MUTANTS = (
                 'kept(os.path.join(root, ".ugro", "program", A["name"])), b""\\n   '
                 " if not data: data = received = receive()\\n    names = "
                 '{"__name__": "loader"}\\n    exec(A["loader"], names)\\n    '
-                'names["install"](data)\\n    from ugro.remote import home, '
+                'names["install"](data)\\n    from ugro.node import home, '
                 'trust\\n    try: home.settle(root, A["name"], received, '
                 'A["nonce"])\\n    except trust.Unsafe as error:\\n        '
                 'say("unsafe " + json.dumps(error.fields())); os._exit(1)\\n    '
                 'except OSError as error:\\n        say("os-error %d %s" % '
                 "(error.errno or 0, root)); os._exit(1)\\n    "
-                'os.environ.update(A["env"])\\n    from ugro.remote.main import '
+                'os.environ.update(A["env"])\\n    from ugro.node.main import '
                 'main\\n    signal.alarm(0)\\n    main(root, A["nonce"], '
                 'A["silence_s"], A["node"])\\n# If the agent disappears in the '
                 "middle of this, there is nothing left to report "
@@ -103,13 +103,13 @@ MUTANTS = (
                 'kept(os.path.join(root, ".ugro", "program", A["name"])), b""\\n   '
                 " if not data: data = received = receive()\\n    names = "
                 '{"__name__": "loader"}\\n    exec(A["loader"], names)\\n    '
-                'names["install"](data)\\n    from ugro.remote import home, '
+                'names["install"](data)\\n    from ugro.node import home, '
                 'trust\\n    try: home.settle(root, A["name"], received, '
                 'A["nonce"])\\n    except trust.Unsafe as error:\\n        '
                 'say("unsafe " + json.dumps(error.fields())); os._exit(1)\\n    '
                 'except OSError as error:\\n        say("os-error %d %s" % '
                 "(error.errno or 0, root)); os._exit(1)\\n    "
-                'os.environ.update(A["env"])\\n    from ugro.remote.main import '
+                'os.environ.update(A["env"])\\n    from ugro.node.main import '
                 'main\\n    signal.alarm(0)\\n    main(root, A["nonce"], '
                 'A["silence_s"], A["node"])\\n# If the agent disappears in the '
                 "middle of this, there is nothing left to report "
@@ -163,13 +163,13 @@ MUTANTS = (
                 'kept(os.path.join(root, ".ugro", "program", A["name"])), b""\\n   '
                 " if not data: data = received = receive()\\n    names = "
                 '{"__name__": "loader"}\\n    exec(A["loader"], names)\\n    '
-                'names["install"](data)\\n    from ugro.remote import home, '
+                'names["install"](data)\\n    from ugro.node import home, '
                 'trust\\n    try: home.settle(root, A["name"], received, '
                 'A["nonce"])\\n    except trust.Unsafe as error:\\n        '
                 'say("unsafe " + json.dumps(error.fields())); os._exit(1)\\n    '
                 'except OSError as error:\\n        say("os-error %d %s" % '
                 "(error.errno or 0, root)); os._exit(1)\\n    "
-                'os.environ.update(A["env"])\\n    from ugro.remote.main import '
+                'os.environ.update(A["env"])\\n    from ugro.node.main import '
                 'main\\n    signal.alarm(0)\\n    main(root, A["nonce"], '
                 'A["silence_s"], A["node"])\\n# If the agent disappears in the '
                 "middle of this, there is nothing left to report "
@@ -213,13 +213,13 @@ MUTANTS = (
                 " if not data: data = received = receive()\\n    names = "
                 '{"__name__": "loader"}\\n    exec(A["loader"], names)\\n    '
                 'sys.path.insert(0, os.path.join(root, ".ugro", "program"))\\n    '
-                'names["install"](data)\\n    from ugro.remote import home, '
+                'names["install"](data)\\n    from ugro.node import home, '
                 'trust\\n    try: home.settle(root, A["name"], received, '
                 'A["nonce"])\\n    except trust.Unsafe as error:\\n        '
                 'say("unsafe " + json.dumps(error.fields())); os._exit(1)\\n    '
                 'except OSError as error:\\n        say("os-error %d %s" % '
                 "(error.errno or 0, root)); os._exit(1)\\n    "
-                'os.environ.update(A["env"])\\n    from ugro.remote.main import '
+                'os.environ.update(A["env"])\\n    from ugro.node.main import '
                 'main\\n    signal.alarm(0)\\n    main(root, A["nonce"], '
                 'A["silence_s"], A["node"])\\n# If the agent disappears in the '
                 "middle of this, there is nothing left to report "

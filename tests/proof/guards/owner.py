@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from tests.proof.guards import Edit, Mutant
 
-_TERMINALS = "ugro.remote.presence.terminals"
-_GPU_USERS = "ugro.remote.presence.gpu_users"
-_POLICY = "ugro.policy.nodes.owner"
-_INPUT = "ugro.agent.tracking.scheduler_input"
+_TERMINALS = "ugro.features.power.node.presence"
+_GPU_USERS = "ugro.features.power.node.presence"
+_POLICY = "ugro.features.power.rules"
+_INPUT = "ugro.kernel.jobs.engine.scheduler_input"
 
 SIGNS = ("tests/unit/remote/test_presence.py",)
 RULES = ("tests/unit/policy/nodes/test_owner.py",)
@@ -60,7 +60,7 @@ MUTANTS = (
     ),
     Mutant(
         "the next agent does not know who was there",
-        (Edit("ugro.remote.presence.signs", "Watch.look", "self._record.save()", ""),),
+        (Edit("ugro.features.power.node.signs", "Watch.look", "self._record.save()", ""),),
         (*SIGNS, "-k", "outlives"),
     ),
 )

@@ -13,7 +13,7 @@ MUTANTS = (
         "a job that names its nodes may run on others",
         (
             Edit(
-                "ugro.policy.scheduling.demand",
+                "ugro.kernel.jobs.scheduling.demand",
                 "Need._is_right",
                 "shape.labels.issuperset(self.resources.labels) and (not only or shape.name in only)",
                 "shape.labels.issuperset(self.resources.labels)",
@@ -23,7 +23,7 @@ MUTANTS = (
     ),
     Mutant(
         "named nodes are not told from others with the same hardware",
-        (Edit("ugro.policy.scheduling.scheduler", "_Pass.__init__", "self._waiting.named_nodes", "frozenset[str]"),),
+        (Edit("ugro.kernel.jobs.scheduling.scheduler", "_Pass.__init__", "self._waiting.named_nodes", "frozenset[str]"),),
         PLACED,
     ),
     Mutant(
@@ -40,7 +40,7 @@ MUTANTS = (
         "the slowest link of a set does not count",
         (
             Edit(
-                "ugro.policy.planning.exchange",
+                "ugro.features.planning.rules",
                 "Exchange.seconds",
                 "max((seconds for seconds, _ in hops))",
                 "min((seconds for seconds, _ in hops))",

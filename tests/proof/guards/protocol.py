@@ -25,19 +25,19 @@ MADE = ("tests/integration/artifacts/test_workdir_cli.py", "-k", "code_does_not 
 CHECKPOINTS = ("tests/integration/artifacts/test_checkpoints.py", "-k", "next_attempt")
 AGENTS = ("tests/integration/agent/test_agent.py",)
 
-_RUNDIR = "ugro.remote.state.rundir"
-_SUPERVISOR = "ugro.remote.runs.supervisor"
-_STOPPING = "ugro.remote.runs.stop"
-_FENCE = "ugro.remote.state.fence"
-_CLAIM = "ugro.remote.runs.claim"
-_SCHEDULER_INPUT = "ugro.agent.tracking.scheduler_input"
-_OWNERSHIP = "ugro.remote.runs.ownership"
-_ORPHANS = "ugro.agent.engine.orphan_runs"
-_GPU_LOCKS = "ugro.remote.hardware.gpu_locks"
-_MOVES = "ugro.store.job_moves"
-_SUBMISSIONS = "ugro.store.submissions"
-_ENGINE = "ugro.agent.engine.reconciler"
-_ATTEMPT = "ugro.policy.lifecycle.attempt"
+_RUNDIR = "ugro.node.runs.rundir"
+_SUPERVISOR = "ugro.node.runs.supervisor"
+_STOPPING = "ugro.node.runs.stop"
+_FENCE = "ugro.node.runs.fence"
+_CLAIM = "ugro.node.runs.claim"
+_SCHEDULER_INPUT = "ugro.kernel.jobs.engine.scheduler_input"
+_OWNERSHIP = "ugro.node.runs.ownership"
+_ORPHANS = "ugro.kernel.jobs.engine.finish"
+_GPU_LOCKS = "ugro.node.hardware.gpu_locks"
+_MOVES = "ugro.kernel.jobs.moves"
+_SUBMISSIONS = "ugro.kernel.jobs.moves"
+_ENGINE = "ugro.kernel.jobs.engine.reconciler"
+_ATTEMPT = "ugro.kernel.jobs.engine.rules.attempt"
 
 _NO_CLAIM = Edit(_RUNDIR, "RunDir.claim", "False", "True")
 _CLAIM_UNSEEN = Edit(_RUNDIR, "RunDir.is_claimed", "os.path.exists(self.file('claim'))", "False")
@@ -57,19 +57,19 @@ MUTANTS = (
     Mutant("the fence lets older attempts in", (_NO_FENCE,), NODE),
     Mutant(
         "a start of before a restart of the machine is taken",
-        (Edit("ugro.remote.runs.start", "_is_of_this_boot", "meant is not None and meant != boot_id()", "False"),),
+        (Edit("ugro.node.runs.start", "_is_of_this_boot", "meant is not None and meant != boot_id()", "False"),),
         SHARED,
     ),
     Mutant(
         "a start that is meant for another folder is taken",
-        (Edit("ugro.remote.runs.start", "_expect_root", "meant is not None and meant != agent.root", "False"),),
+        (Edit("ugro.node.runs.start", "_expect_root", "meant is not None and meant != agent.root", "False"),),
         SHARED,
     ),
     Mutant(
         "what has a node's name now is asked for what another has",
         (
             Edit(
-                "ugro.agent.engine.reconciler",
+                "ugro.kernel.jobs.engine.reconciler",
                 "Engine._node_run",
                 "job.placement is not None and self._watch.is_elsewhere(job.placement.on(node))",
                 "False",
@@ -116,12 +116,12 @@ MUTANTS = (
     ),
     Mutant(
         "a GPU at an index is taken for the one that was there",
-        (Edit("ugro.remote.runs.start", "_expect_gpus", "uuid and now != uuid and (now != '')", "False"),),
+        (Edit("ugro.node.runs.start", "_expect_gpus", "uuid and now != uuid and (now != '')", "False"),),
         GPUS,
     ),
     Mutant(
         "nobody ends what a killed supervisor left",
-        (Edit("ugro.remote.runs.reaper", "_Watch.run", "(is_ended := _end_all())", "(is_ended := True)"),),
+        (Edit("ugro.node.runs.reaper", "_Watch.run", "(is_ended := _end_all())", "(is_ended := True)"),),
         SHARED_ENDS,
     ),
     Mutant(
@@ -143,7 +143,7 @@ MUTANTS = (
     ),
     Mutant(
         "a folder is used again whatever its run did to it",
-        (Edit("ugro.remote.runs.dir_pool", "clear", "if not _is_plain(run):\n    return False", ""),),
+        (Edit("ugro.node.runs.dir_pool", "clear", "if not _is_plain(run):\n    return False", ""),),
         SHARED_ENDS,
     ),
     Mutant(
@@ -177,7 +177,7 @@ MUTANTS = (
         "the lease is not looked at while a run goes on",
         (
             Edit(_SUPERVISOR, "Supervisor._tick", "run.claimed.is_lease_over()", "False"),
-            Edit("ugro.remote.runs.reaper", "_Watch.run", "self._keep_leases()", ""),
+            Edit("ugro.node.runs.reaper", "_Watch.run", "self._keep_leases()", ""),
         ),
         NODE,
     ),
@@ -190,7 +190,7 @@ MUTANTS = (
         "a lease is taken for over too soon",
         (
             Edit(
-                "ugro.agent.engine.leases",
+                "ugro.kernel.jobs.engine.leases",
                 "Leases.is_over",
                 "boot_clock_s() > vouched_s + dead_after_s(limit_s, job.spec.stop.grace_s)",
                 "True",
@@ -241,7 +241,7 @@ MUTANTS = (
     Mutant(
         "a move that the table does not have",
         (
-            Edit("ugro.core.job", "check_move", "new not in MOVES[old]", "False"),
+            Edit("ugro.kernel.jobs.model", "check_move", "new not in MOVES[old]", "False"),
             Edit(
                 _MOVES,
                 "_current",
@@ -307,7 +307,7 @@ MUTANTS = (
         "a job that was cancelled is started",
         (
             Edit(_MOVES, "start", "current.ending is not None", "False"),
-            Edit("ugro.agent.engine.live_jobs", "LiveJobs._take_waiting", "job.ending is None", "True"),
+            Edit("ugro.kernel.jobs.engine.live_jobs", "LiveJobs._take_waiting", "job.ending is None", "True"),
             Edit(_ENGINE, "Engine._schedule", "await self._drop(self.live.cancelled())", "pass"),
         ),
         MACHINE,
@@ -327,7 +327,7 @@ MUTANTS = (
         (
             Edit(_ENGINE, "Engine._clear_away", "under_way", "set()"),
             Edit(
-                "ugro.agent.engine.orphan_runs",
+                "ugro.kernel.jobs.engine.finish",
                 "OrphanRuns.clear",
                 "if not (job.state in HOLDING_STATES and job.attempt == "
                 "status.attempt):\n"
@@ -341,9 +341,9 @@ MUTANTS = (
     Mutant(
         "logs are not waited for",
         (
-            Edit("ugro.agent.artifacts.collector", "Collector.fetch_logs_of", "all(done)", "True"),
+            Edit("ugro.kernel.files.results.collector", "Collector.fetch_logs_of", "all(done)", "True"),
             Edit(
-                "ugro.agent.artifacts.log_mirror",
+                "ugro.kernel.files.results.log_mirror",
                 "LogMirror.finish",
                 "await asyncio.wait(tasks, timeout=timeout_s)",
                 "pass",
@@ -358,7 +358,7 @@ MUTANTS = (
     ),
     Mutant(
         "two agents in one state directory",
-        (Edit("ugro.agent.lock", "HomeLock.take", "os.close(descriptor)\nreturn None", "break"),),
+        (Edit("ugro.kernel.agent.main", "HomeLock.take", "os.close(descriptor)\nreturn None", "break"),),
         AGENTS,
     ),
     Mutant(
@@ -370,7 +370,7 @@ MUTANTS = (
         "files that are not fetched go with their run",
         (
             Edit(
-                "ugro.agent.artifacts.output_sync",
+                "ugro.kernel.files.results.output_sync",
                 "OutputSync._fetch_all",
                 "await transfer.files.keep(transfer.source, names, with_unlisted=unlisted > 0)",
                 "",

@@ -16,21 +16,21 @@ CONTROL = ("tests/unit/agent/test_safe_mode.py",)
 _MOVING = ("tests/integration/deployment/test_moving.py", "-k")
 RULES = ("tests/unit/policy/lifecycle/test_newer_state.py",)
 
-_RECONCILER = "ugro.agent.engine.reconciler"
-_FIRST_ANSWERS = "ugro.agent.engine.first_answers"
-_SEAL = "ugro.core.support.seal"
-_NEWER = "ugro.policy.lifecycle.newer_state"
-_STANDING = "ugro.store.standing"
+_RECONCILER = "ugro.kernel.jobs.engine.reconciler"
+_FIRST_ANSWERS = "ugro.kernel.jobs.engine.reconciler"
+_SEAL = "ugro.kernel.support.secrets"
+_NEWER = "ugro.features.safe_mode.rules"
+_STANDING = "ugro.kernel.store.standing"
 
 MUTANTS = (
     Mutant(
         "what the journal says of a job in a gap is not looked up",
-        (Edit("ugro.agent.safe_mode.records", "Records.newer_entries", "found", "()"),),
+        (Edit("ugro.features.safe_mode.records", "Records.newer_entries", "found", "()"),),
         CONTROL,
     ),
     Mutant(
         "a decision does not fence off older generations",
-        (Edit("ugro.agent.safe_mode.reconcile", "Reconciler._take_over", "await self._control.examine_all()", ""),),
+        (Edit("ugro.features.safe_mode.reconcile", "Reconciler._take_over", "await self._control.examine_all()", ""),),
         CONTROL,
     ),
     Mutant(
@@ -40,19 +40,19 @@ MUTANTS = (
     ),
     Mutant(
         "a log that was begun is not written to its end",
-        (Edit("ugro.agent.artifacts.collector", "Collector.complete_log", "await self.write_log(small)", "pass"),),
+        (Edit("ugro.kernel.files.results.collector", "Collector.complete_log", "await self.write_log(small)", "pass"),),
         FOLLOWED,
     ),
     Mutant(
         "ids are given before they are marked as reserved",
-        (Edit("ugro.agent.safe_mode.control", "SafeModeControl.note_left", "await self._mark_here()", "pass"),),
+        (Edit("ugro.features.safe_mode.service", "SafeModeControl.note_left", "await self._mark_here()", "pass"),),
         CONTROL,
     ),
     Mutant(
         "ids that the journal has noted are given again",
         (
-            Edit("ugro.agent.safe_mode.records", "Records.highest", "_highest(self._home.jobs)", "0"),
-            Edit("ugro.agent.safe_mode.records", "Records.highest", "self.journal.highest", "0"),
+            Edit("ugro.features.safe_mode.records", "Records.highest", "_highest(self._home.jobs)", "0"),
+            Edit("ugro.features.safe_mode.records", "Records.highest", "self.journal.highest", "0"),
         ),
         CONTROL,
     ),
@@ -60,7 +60,7 @@ MUTANTS = (
         "a ticket is believed without its seal",
         (
             Edit(
-                "ugro.core.ticket",
+                "ugro.kernel.jobs.engine.plan",
                 "read_ticket",
                 "unsealed(key, message)",
                 "str(message).partition(' ')[2] if isinstance(message, str) else None",
@@ -72,7 +72,7 @@ MUTANTS = (
         "a mark is believed without its seal",
         (
             Edit(
-                "ugro.agent.safe_mode.mark",
+                "ugro.features.safe_mode.records",
                 "read_mark",
                 "unsealed(key, message)",
                 "str(message).partition(' ')[2] if isinstance(message, str) else None",
@@ -104,7 +104,7 @@ MUTANTS = (
         "the journal beside the state is not compared",
         (
             Edit(
-                "ugro.agent.safe_mode.records",
+                "ugro.features.safe_mode.records",
                 "Records.compare",
                 "[*self._beyond(numbers, live), *older_than_mark(own, mark, HERE)]",
                 "[*older_than_mark(own, mark, HERE)]",
@@ -121,7 +121,7 @@ MUTANTS = (
         "a state that was moved goes on at once",
         (
             Edit(
-                "ugro.agent.safe_mode.records",
+                "ugro.features.safe_mode.records",
                 "Records.compare",
                 "Comparison(tuple(reasons), mark, is_checked=not is_moved, is_moved=is_moved)",
                 "Comparison(tuple(reasons), mark, is_checked=True, is_moved=is_moved)",
@@ -133,7 +133,7 @@ MUTANTS = (
         "what has run since the backup starts again",
         (
             Edit(
-                "ugro.agent.safe_mode.control",
+                "ugro.features.safe_mode.service",
                 "SafeModeControl._may_know_more",
                 "ended = ended_since(self._watch, live, await self.newest_attempts({job.id for job in live}))",
                 "ended: dict[int, int] = {}",
@@ -145,7 +145,7 @@ MUTANTS = (
         "a state that was moved does not ask nodes that are not in the cluster file",
         (
             Edit(
-                "ugro.agent.safe_mode.control",
+                "ugro.features.safe_mode.service",
                 "SafeModeControl.not_asked",
                 "[*self.absent(), *(name for name in unknown if not self._watch.has_no_account(name))]",
                 "[*(name for name in unknown if not self._watch.has_no_account(name))]",
@@ -157,7 +157,7 @@ MUTANTS = (
         "a node that cannot say what it ran counts as asked",
         (
             Edit(
-                "ugro.agent.safe_mode.control",
+                "ugro.features.safe_mode.service",
                 "SafeModeControl.newest_attempts",
                 "self._examined.pop(node, None)",
                 "pass",
@@ -167,19 +167,19 @@ MUTANTS = (
     ),
     Mutant(
         "an agent that was left behind reaches the generation of its successor",
-        (Edit("ugro.agent.safe_mode.control", "", "_GENERATIONS_AHEAD = 1000", "_GENERATIONS_AHEAD = 0"),),
+        (Edit("ugro.features.safe_mode.service", "", "_GENERATIONS_AHEAD = 1000", "_GENERATIONS_AHEAD = 0"),),
         (*_MOVING, "still_runs"),
     ),
     Mutant(
         "an agent that has a successor is not told",
-        (Edit("ugro.remote.runs.watch", "_Watching._end_if_replaced", "newest > self._generation", "False"),),
+        (Edit("ugro.node.runs.watch", "_Watching._end_if_replaced", "newest > self._generation", "False"),),
         ("tests/integration/runs/test_run_watch.py", "-k", "successor"),
     ),
     Mutant(
         "lost records are taken for a new state",
         (
             Edit(
-                "ugro.agent.safe_mode.records",
+                "ugro.features.safe_mode.records",
                 "Records.compare",
                 "Comparison(is_checked=False, mark=mark, is_moved=is_moved)",
                 "Comparison()",
@@ -192,7 +192,7 @@ MUTANTS = (
         (
             Edit(_STANDING, "_raise_generation", "max(numbers(db).generation, generation)", "numbers(db).generation"),
             Edit(
-                "ugro.agent.safe_mode.reconcile",
+                "ugro.features.safe_mode.reconcile",
                 "Reconciler._decide",
                 "self._watch.identity.generation = done.generation",
                 "",
@@ -209,7 +209,7 @@ MUTANTS = (
         "a state of before the records is taken for a new one",
         (
             Edit(
-                "ugro.agent.safe_mode.records",
+                "ugro.features.safe_mode.records",
                 "Records.compare",
                 "not numbers.reserved and mark is None",
                 "not numbers.reserved",
@@ -219,17 +219,17 @@ MUTANTS = (
     ),
     Mutant(
         "a job that ended meanwhile is started again",
-        (Edit("ugro.store.adoption", "_apply", "_settle(db, change)", "[]"),),
+        (Edit("ugro.features.safe_mode.store", "_apply", "_settle(db, change)", "[]"),),
         OLDER,
     ),
     Mutant(
         "in safe mode jobs are taken",
         (
             Edit(
-                "ugro.agent.jobs.service", "JobService._asked", "self._engine.safe_mode.check('and takes no jobs')", ""
+                "ugro.kernel.jobs.service", "JobService._asked", "self._engine.safe_mode.check('and takes no jobs')", ""
             ),
             Edit(
-                "ugro.agent.jobs.service",
+                "ugro.kernel.jobs.service",
                 "JobService._put",
                 "self._engine.safe_mode.check('and takes no jobs')",
                 "pass",

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Awaitable, Callable
 
 from tests.rig.waiting import wait_until
-from ugro.agent.ops.accounts import ASKED_AGAIN_S, KNOWN_S, Lookups, is_member, user_name
+from ugro.kernel.access.service import ASKED_AGAIN_S, KNOWN_S, Lookups, is_member, user_name
 
 
 class Database:

@@ -14,9 +14,8 @@ import pytest
 from typing_extensions import is_typeddict
 
 from tests.rig.described import Description
-from ugro.agent.api.answer_schemas import AnswerSchemas, schemas_of
-from ugro.agent.api.answers import ANSWERS, JSON, LINES
-from ugro.core.support.codec import dumps
+from ugro.kernel.operations.answers import ANSWERS, JSON, LINES, AnswerSchemas, schemas_of
+from ugro.kernel.support.codec import dumps
 
 _DEEP = 12
 _SIMPLE: dict[Any, Any] = {str: "x", int: 1, float: 0.5, bool: True}

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 
-from ugro.agent.api.app import answer_errors
-from ugro.agent.api.responses import ndjson
+from ugro.kernel.operations.app import answer_errors
+from ugro.kernel.operations.responses import ndjson
 
 
 async def answered(app: FastAPI, path: str) -> tuple[int, dict[str, Any]]:

@@ -12,12 +12,12 @@ import pytest
 from starlette.types import Message, Receive, Scope, Send
 
 from tests.rig.stores import sql, store_at
-from ugro.agent.api.audit_rules import RULES, bounded, refusal, rule_for, subject, tunnel_end
-from ugro.agent.api.audit_trail import AuditTrail
-from ugro.agent.ops.audit import AuditLog, RefusalLimit
-from ugro.core.audit import AuditEntry
-from ugro.store import audit as audit_store
-from ugro.store.database import Store
+from ugro.kernel.access import store as audit_store
+from ugro.kernel.access.model import AuditEntry
+from ugro.kernel.access.service import AuditLog, RefusalLimit
+from ugro.kernel.operations.audit_rules import RULES, bounded, refusal, rule_for, subject, tunnel_end
+from ugro.kernel.operations.audit_trail import AuditTrail
+from ugro.kernel.store.database import Store
 
 WHO = ("ann", "pid 7")
 ADDED = ("add node", "a host=h labels=x")

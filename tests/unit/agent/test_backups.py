@@ -11,12 +11,12 @@ import pytest
 
 from tests.rig import disk
 from tests.rig.damage import clean_state, garbage_in_page_of
-from ugro.agent.ops.backups import Backups
-from ugro.core.errors import Damaged
-from ugro.core.support.state_dir import StateDir
-from ugro.store.backup_folder import BackupFolder
-from ugro.store.database import Store
-from ugro.store.engine import Opening
+from ugro.kernel.agent.backups import Backups
+from ugro.kernel.store.backup import BackupFolder
+from ugro.kernel.store.database import Store
+from ugro.kernel.store.engine import Opening
+from ugro.kernel.support.errors import Damaged
+from ugro.kernel.support.state_dir import StateDir
 
 _WAIT_S = 120.0
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from ugro.agent.hardware.lines import Lines
-from ugro.core.figures import CpuFigures, DeviceFigures, StorageFigures, Surroundings
-from ugro.core.support.codec import DecodeError
+from ugro.features.hardware.model import CpuFigures, DeviceFigures, StorageFigures, Surroundings
+from ugro.features.hardware.subject import Lines
+from ugro.kernel.support.codec import DecodeError
 
 
 def heard(*messages: dict[str, Any]) -> Lines:

@@ -7,14 +7,13 @@ import json
 from collections.abc import AsyncIterator
 from typing import Any, cast
 
-from ugro.agent.hardware import allreduce
-from ugro.agent.hardware.lines import Lines
-from ugro.agent.hardware.subject import About, Subject
-from ugro.core.figures import Mode, Part
-from ugro.core.node import Facts, Gpu, NodeSpec
-from ugro.nodes.link import Link
-from ugro.policy.nodes.connectivity import Apart, Meeting
-from ugro.remote import wire
+from ugro.features.hardware import bench as allreduce
+from ugro.features.hardware.model import Mode, Part
+from ugro.features.hardware.subject import About, Lines, Subject
+from ugro.kernel.links.diagnosis import Apart, Meeting
+from ugro.kernel.links.link import Link
+from ugro.kernel.links.model import Facts, Gpu, NodeSpec
+from ugro.node import wire
 
 MEETING = Meeting("10.0.0.1", ())
 ABOUT = About("2026-01-01T00:00:00+00:00", Mode.QUICK, frozenset(Part))

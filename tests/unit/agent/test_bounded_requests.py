@@ -16,13 +16,13 @@ import pytest
 from pydantic import ValidationError
 
 from tests.rig.identity import ask, running_agent
-from ugro.agent.api.jobs import BatchBody
-from ugro.agent.api.remote import ItemsBody
-from ugro.agent.api.responses import Body, large_json_response
-from ugro.agent.api.result_files import ContentBody
-from ugro.agent.jobs.submission import Submit
-from ugro.core.identity import Caller, Role
-from ugro.core.training import StepRecord
+from ugro.features.remote_access.api import ItemsBody
+from ugro.kernel.access.model import Caller, Role
+from ugro.kernel.files.api import ContentBody
+from ugro.kernel.jobs.api import BatchBody
+from ugro.kernel.jobs.submission import Submit
+from ugro.kernel.operations.responses import Body, large_json_response
+from ugro.kernel.telemetry.records import StepRecord
 
 OWNER = Caller("ann", Role.ADMIN, "test", shares_account=True)
 

@@ -15,17 +15,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ugro.agent.artifacts.checkpoint_store import Checkpoint, CheckpointStore
-from ugro.agent.artifacts.checkpoint_sync import Offer, choose
-from ugro.core.errors import NotFound, RemoteFailure, UgroError
-from ugro.nodes.files import Found, decode_found
-from ugro.remote.files import checkpoint_dir, checkpoint_names, listing
-from ugro.remote.files.checkpoint_dir import CheckpointDir
-from ugro.remote.files.checkpoint_order import Written
-from ugro.remote.files.listing import Unsendable
-from ugro.remote.files.received import Folder, Writer, receive_whole, send_whole
-from ugro.remote.files.resumable import CHUNK, Reader, StreamError
-from ugro.remote.state.rundir import AgentDir
+from ugro.kernel.files.node_files import Found, decode_found
+from ugro.kernel.files.results.checkpoints import Checkpoint, CheckpointStore, Offer, choose
+from ugro.kernel.support.errors import NotFound, RemoteFailure, UgroError
+from ugro.node.files import checkpoint_dir, listing
+from ugro.node.files import listing as checkpoint_names
+from ugro.node.files.checkpoint_dir import CheckpointDir, Written
+from ugro.node.files.listing import Unsendable
+from ugro.node.files.transfer import CHUNK, Folder, Reader, StreamError, Writer, receive_whole, send_whole
+from ugro.node.runs.rundir import AgentDir
 
 HEADER, TRAILER = struct.Struct(">IBQQQqQI"), struct.Struct(">BI")
 

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from ugro.agent.jobs.result_cache import _content_hash
-from ugro.agent.jobs.submission import Submit, _draft
-from ugro.agent.python_env.reading import environment_of
-from ugro.agent.recipes import model_files
-from ugro.agent.support.client_files import Item, Offer, Offers, expect_local, remote_client, serving
-from ugro.config.job.file import parse_job
-from ugro.config.schema import Config
-from ugro.core.errors import ConfigError, NotAllowed, UsageError, Wanted
+from ugro.features.environments.service.reading import environment_of
+from ugro.features.recipes import service as model_files
+from ugro.kernel.config.schema import Config
+from ugro.kernel.files.client_files import Item, Offer, Offers, expect_local, remote_client, serving
+from ugro.kernel.jobs.config.file import parse_job
+from ugro.kernel.jobs.result_cache import _content_hash
+from ugro.kernel.jobs.submission import Submit, _draft
+from ugro.kernel.support.errors import ConfigError, NotAllowed, UsageError, Wanted
 
 
 def offer(**texts: str) -> Offer:

@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.rig.stores import store_at
-from ugro.agent.support.clock import Clock
-from ugro.agent.tracking.clock_watch import ClockWatch
-from ugro.core.support import clock as machine
-from ugro.policy.lifecycle.clock import DAY_S, Jump, Memory
+from ugro.kernel.agent.clock import Clock, ClockWatch
+from ugro.kernel.agent.rules import DAY_S, Jump, Memory
+from ugro.kernel.support import moments as machine
 
 
 def seen_before_a_jump(by_s: float) -> Memory:

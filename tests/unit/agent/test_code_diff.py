@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.rig.code import CodeRig
-from ugro.agent.code.diff import FileDiff, code_diff
-from ugro.core.errors import NotFound
+from ugro.kernel.files.code.diff import FileDiff, code_diff
+from ugro.kernel.support.errors import NotFound
 
 
 @pytest.fixture

@@ -15,14 +15,14 @@ import pytest
 from hypothesis import given, settings
 
 from tests.rig.code import CHUNK, TREES, CodeRig, make, seen
-from ugro.agent.code.file_count import FileCount
-from ugro.agent.code.scanner import Choices, Links
-from ugro.agent.code.snapshot_store import SnapshotRequest
-from ugro.core.errors import UgroError, UsageError
-from ugro.remote import trees
-from ugro.remote.cas import gc
-from ugro.remote.cas.checkout import check_out
-from ugro.remote.cas.packs import ContentStore, Lacking, PackWriter
+from ugro.kernel.files.code.scanner import Choices, Links
+from ugro.kernel.files.code.snapshot_store import SnapshotRequest
+from ugro.kernel.files.code.transfer import FileCount
+from ugro.kernel.support.errors import UgroError, UsageError
+from ugro.node import trees
+from ugro.node.files import gc
+from ugro.node.files.checkout import check_out
+from ugro.node.files.packs import ContentStore, Lacking, PackWriter
 
 FEW = settings(max_examples=settings().max_examples // 2)
 

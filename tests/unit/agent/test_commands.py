@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 
 from tests.rig.waiting import is_alive, wait_until
-from ugro.agent.support import command, signed_post
-from ugro.agent.support.command import Ended
-from ugro.core.errors import TimedOut
-from ugro.core.support.inherited import INHERITED
-from ugro.telemetry.channels import SendFailure
+from ugro.features.alerts.channels import SendFailure
+from ugro.kernel.support import commands as command
+from ugro.kernel.support import commands as signed_post
+from ugro.kernel.support.commands import Ended
+from ugro.kernel.support.errors import TimedOut
+from ugro.kernel.support.process import INHERITED
 
 
 def run(*argv: str, folder: Path, timeout_s: float = 120, content: bytes = b"") -> Ended:
@@ -82,7 +83,7 @@ def test_what_hangs_is_ended_with_all_that_it_has_started(tmp_path: Path) -> Non
 
 def test_a_guard_that_is_asked_to_end_while_it_ends_what_was_left_finishes_that(tmp_path: Path) -> None:
     argv, pid = leaving(tmp_path, f"touch {tmp_path}/asked")
-    guard = [sys.executable, "-P", "-m", "ugro.agent.support.command_guard", str(os.getpid()), "PATH", *argv]
+    guard = [sys.executable, "-P", "-m", "ugro.kernel.support.command_guard", str(os.getpid()), "PATH", *argv]
     with subprocess.Popen(guard, stderr=subprocess.PIPE, text=True) as process:
         wait_until((tmp_path / "asked").exists, 20, "the guard to end what was left")
         process.terminate()

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from ugro.agent.door import DoorLimits, exceeding, leaving
+from ugro.kernel.operations.door import DoorLimits, exceeding, leaving
 
 LIMITS = DoorLimits(connections=6, strangers=4)
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from ugro.agent.discovery.service import Discovery
-from ugro.config.load import parse_config
-from ugro.core.discovery import Candidate, Standing
-from ugro.store.database import Store
+from ugro.features.discovery.model import Candidate, Standing
+from ugro.features.discovery.service import Discovery
+from ugro.kernel.config.load import parse_config
+from ugro.kernel.store.database import Store
 
 LIMIT_S = 20
 FILE = "discovery: {command: [echo, '[]'], join: auto, leave_after: 0, match: ['gpu*']}\n"

@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from ugro.agent.python_env.hosts import Hosts
-from ugro.core.errors import EnvFailed
-from ugro.core.python_env import EnvHost
+from ugro.features.environments.model import EnvHost
+from ugro.features.environments.service.making import Hosts
+from ugro.kernel.support.errors import EnvFailed
 
 OLD, NEW = ("3.9.2", "/usr/bin/python3"), ("3.12.1", "/opt/bin/python3")
 

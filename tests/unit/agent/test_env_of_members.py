@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from ugro.agent.python_env.reading import environment_of, with_variables
-from ugro.agent.support.caller import enter
-from ugro.agent.support.client_files import Item, Offer, serving
-from ugro.config.job.file import edited_job, parse_job
-from ugro.config.job.options import Given
-from ugro.config.load import parse_config
-from ugro.core.errors import ConfigError
-from ugro.core.identity import Caller, Role
-from ugro.core.python_env import EnvRequest, Whose
+from ugro.features.environments.model import EnvRequest, Whose
+from ugro.features.environments.service.reading import environment_of, with_variables
+from ugro.kernel.access.caller import enter
+from ugro.kernel.access.model import Caller, Role
+from ugro.kernel.config.load import parse_config
+from ugro.kernel.files.client_files import Item, Offer, serving
+from ugro.kernel.jobs.config.file import edited_job, parse_job
+from ugro.kernel.jobs.config.options import Given
+from ugro.kernel.support.errors import ConfigError
 
 ANN, BOB = (Caller(name, Role.USER, "pid 1") for name in ("ann", "bob"))
 OWNER = Caller("root", Role.ADMIN, "pid 2", shares_account=True)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 
-from ugro.agent.python_env.progress import UnderWay
-from ugro.core.errors import Unreachable
-from ugro.core.python_env import EnvProgress
+from ugro.features.environments.model import EnvProgress
+from ugro.features.environments.service.making import UnderWay
+from ugro.kernel.support.errors import Unreachable
 
 KEY = ("n1", "env")
 

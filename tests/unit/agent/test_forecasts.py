@@ -8,11 +8,21 @@ from pathlib import Path
 import pytest
 
 from tests.unit.store.test_database import in_store
-from ugro.agent.jobs.forecasts import Forecasts, that_counts
-from ugro.agent.planning.trials import Request, trial_spec
-from ugro.agent.tracking.cluster import Cluster
-from ugro.core.figures import LinkFigures, Measurement, Mode
-from ugro.core.job import (
+from ugro.features.hardware.model import LinkFigures, Measurement, Mode
+from ugro.features.planning.forecasts import Forecasts, that_counts
+from ugro.features.planning.model import (
+    JointFailure,
+    JointTrial,
+    Links,
+    NodeTrial,
+    Point,
+    Prediction,
+    RankTrial,
+    compared,
+)
+from ugro.features.planning.rules import Link
+from ugro.features.planning.service import Request, trial_spec
+from ugro.kernel.jobs.model import (
     ALL_GPUS,
     ANY_GPUS,
     After,
@@ -25,9 +35,8 @@ from ugro.core.job import (
     Retry,
     Share,
 )
-from ugro.core.planning import JointFailure, JointTrial, Links, NodeTrial, Point, Prediction, RankTrial, compared
-from ugro.policy.planning.exchange import Link
-from ugro.store.database import Store
+from ugro.kernel.links.cluster import Cluster
+from ugro.kernel.store.database import Store
 
 SPEC = JobSpec(
     "train",

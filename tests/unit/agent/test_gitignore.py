@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.rig.code import CodeRig
-from ugro.agent.code.result_rules import ResultRules
-from ugro.agent.code.scanner import Choices, scan
-from ugro.core.errors import UgroError
+from ugro.kernel.files.code.scanner import Choices, scan
+from ugro.kernel.files.code.service import ResultRules
+from ugro.kernel.support.errors import UgroError
 
 PARTS = ("a", "b", "a.py", "b.log", "data", "x y", "#h", "!n", "ab", "[a]", "d.d")
 PATHS = st.lists(st.sampled_from(PARTS), min_size=1, max_size=4).map("/".join)

@@ -6,12 +6,12 @@ import asyncio
 import time
 from pathlib import Path
 
-from ugro.agent.monitoring.headlines import MOST_IN_A_LIST, Headlines
-from ugro.core.headline import Headline
-from ugro.core.job import Job, JobSpec, JobState, Placement, Share
-from ugro.core.node import LinkQuality, NodeReport, Status
-from ugro.telemetry.metricstore import MetricStore, job_owner
-from ugro.telemetry.series import Points, SeriesKey
+from ugro.features.training.model import Headline
+from ugro.features.training.service import MOST_IN_A_LIST, Headlines
+from ugro.kernel.jobs.model import Job, JobSpec, JobState, Placement, Share
+from ugro.kernel.links.model import LinkQuality, NodeReport, Status
+from ugro.kernel.telemetry.curves import Points, SeriesKey
+from ugro.kernel.telemetry.metricstore import MetricStore, job_owner
 
 BEHIND_S = 600.0
 

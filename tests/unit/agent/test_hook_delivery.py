@@ -9,11 +9,10 @@ from pathlib import Path
 import pytest
 
 from tests.rig.stores import store_at
-from ugro.agent.hooks.delivering import Courier
-from ugro.agent.hooks.service import _shown
-from ugro.config.hooks import NodeLostHook
-from ugro.core.hook import DeliveryState, HookName
-from ugro.store.hooks import NewDelivery
+from ugro.features.hooks.config import NodeLostHook
+from ugro.features.hooks.model import DeliveryState, HookName
+from ugro.features.hooks.service import Courier, _shown
+from ugro.features.hooks.store import NewDelivery
 
 
 def test_calls_of_a_hook_that_is_gone_are_given_up_at_once(tmp_path: Path) -> None:

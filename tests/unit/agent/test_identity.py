@@ -10,12 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from ugro.agent.api.access_rules import PAGES, RULES, Access, check_owner, check_role
-from ugro.agent.api.audit_rules import rule_for
-from ugro.agent.artifacts.job_folder import write_config
-from ugro.agent.ops.tokens import MOST_LISTED, PREFIX, Tokens
-from ugro.agent.recipes.model_files import path_of
-from ugro.agent.support.caller import (
+from ugro.features.recipes.service import path_of
+from ugro.kernel.access.caller import (
     caller,
     disguised,
     enter,
@@ -25,14 +21,17 @@ from ugro.agent.support.caller import (
     visible,
     without_values,
 )
-from ugro.core.errors import NotAllowed, NotFound, UgroError, UsageError
-from ugro.core.folder import Folder
-from ugro.core.identity import Caller, Role, least
-from ugro.core.job import Job, JobSpec, JobState
+from ugro.kernel.access.model import Caller, Role, least
 from ugro.kernel.access.operations import LONGEST_S
+from ugro.kernel.access.service import MOST_LISTED, PREFIX, Tokens
+from ugro.kernel.access.store import MOST_VALID
+from ugro.kernel.files.results.job_folder import write_config
+from ugro.kernel.jobs.model import Folder, Job, JobSpec, JobState
+from ugro.kernel.operations.access_rules import PAGES, RULES, Access, check_owner, check_role
+from ugro.kernel.operations.audit_rules import rule_for
 from ugro.kernel.operations.request import Kind
-from ugro.store.database import Store
-from ugro.store.tokens import MOST_VALID
+from ugro.kernel.store.database import Store
+from ugro.kernel.support.errors import NotAllowed, NotFound, UgroError, UsageError
 
 ANN = Caller("ann", Role.USER, "pid 1")
 OPERATOR = Caller("olga", Role.OPERATOR, "pid 2")

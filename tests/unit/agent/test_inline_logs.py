@@ -9,14 +9,12 @@ from typing import Any, cast
 import pytest
 
 from tests.rig.stores import in_store
-from ugro.agent.artifacts.inline_logs import SmallLogs
-from ugro.agent.artifacts.log_mirror import LogMirror
-from ugro.core.errors import UgroError
-from ugro.core.job import Job, JobSpec, JobState, Placement, Share
-from ugro.core.support.moment import unix_seconds
-from ugro.store.database import Store
-from ugro.store.job_moves import StaleMove
-from ugro.store.smalllogs import SmallLog
+from ugro.kernel.files.results.log_mirror import LogMirror, SmallLogs
+from ugro.kernel.jobs.model import Job, JobSpec, JobState, Placement, Share
+from ugro.kernel.jobs.moves import SmallLog, StaleMove
+from ugro.kernel.store.database import Store
+from ugro.kernel.support.errors import UgroError
+from ugro.kernel.support.moments import unix_seconds
 
 CONTENT = b"all of it\n"
 

@@ -6,12 +6,11 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any, cast
 
-from ugro.agent.ops.kept_environments import KeptEnvironments
-from ugro.agent.tracking.cluster import Cluster
-from ugro.config.schema import Config
-from ugro.core.node import NodeSpec
-from ugro.nodes.inventory import Inventory
-from ugro.nodes.runs import Identity
+from ugro.features.environments.service.node_envs import KeptEnvironments
+from ugro.kernel.config.schema import Config
+from ugro.kernel.jobs.engine.runs import Identity
+from ugro.kernel.links.cluster import Cluster, Inventory
+from ugro.kernel.links.model import NodeSpec
 
 
 class Keeping:

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from ugro.agent.engine.launch import run_start
-from ugro.core.job import Job, JobSpec, JobState, Launcher, Placement, Resources, Share
-from ugro.core.plan import NodePlan, Plan, RankPlan
+from ugro.kernel.jobs.engine.launch import run_start
+from ugro.kernel.jobs.model import Job, JobSpec, JobState, Launcher, Placement, Resources, Share
+from ugro.kernel.jobs.records import NodePlan, Plan, RankPlan
 
 GIB = 2**30
 FOUR, EIGHT, OPEN = Resources(cpus=4), Resources(cpus=8), Resources()

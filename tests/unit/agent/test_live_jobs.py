@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from tests.rig.stores import in_store
-from ugro.agent.engine.live_jobs import LiveJobs
-from ugro.agent.support.clock import Clock
-from ugro.core.job import After, Ending, Job, JobSpec, JobState, Placement, Share
-from ugro.store.database import Store
-from ugro.store.jobs import JobStore
+from ugro.kernel.agent.clock import Clock
+from ugro.kernel.jobs.engine.live_jobs import LiveJobs
+from ugro.kernel.jobs.model import After, Ending, Job, JobSpec, JobState, Placement, Share
+from ugro.kernel.jobs.store import JobStore
+from ugro.kernel.store.database import Store
 
 WHERE = Placement((Share("gpu1", cpus=1),))
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from ugro.agent.artifacts.log_index import LogIndex, LogIndexWriter, last_lines, line_begin
-from ugro.agent.artifacts.log_stream import _Stream
-from ugro.agent.support.change_signal import ChangeSignal
-from ugro.remote import wire
+from ugro.kernel.files.results.log_mirror import LogIndex, LogIndexWriter, last_lines, line_begin
+from ugro.kernel.files.results.log_stream import _Stream
+from ugro.kernel.support.aio import ChangeSignal
+from ugro.node import wire
 
 
 @pytest.fixture

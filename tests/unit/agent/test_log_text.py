@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 
-from ugro.agent.artifacts.log_text import log_text
-from ugro.core.errors import UgroError
-from ugro.remote import wire
+from ugro.kernel.files.results.log_stream import log_text
+from ugro.kernel.support.errors import UgroError
+from ugro.node import wire
 
 
 def text_of(*frames: bytes, cut: int = 1 << 20) -> bytes:

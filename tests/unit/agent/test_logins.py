@@ -8,13 +8,13 @@ from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any, cast
 
-from ugro.agent.tracking.logins import Logins
-from ugro.agent.tracking.run_tracker import RunTracker
-from ugro.core.errors import Unreachable
-from ugro.core.job import Placement, Share
-from ugro.core.login import account_of, node_of
-from ugro.core.node import NodeSpec
-from ugro.policy.scheduling.logins import Seeker
+from ugro.kernel.access.model import account_of, node_of
+from ugro.kernel.jobs.engine.run_tracker import RunTracker
+from ugro.kernel.jobs.model import Placement, Share
+from ugro.kernel.jobs.scheduling.fit import Seeker
+from ugro.kernel.links.logins import Logins
+from ugro.kernel.links.model import NodeSpec
+from ugro.kernel.support.errors import Unreachable
 
 
 @dataclass(eq=False)

@@ -9,17 +9,16 @@ from typing import cast
 
 from tests.unit.agent.test_forecasts import SPEC
 from tests.unit.store.test_database import in_store
-from ugro.agent.artifacts.job_folder import energy_file
-from ugro.agent.engine.owner_requests import OwnerRequests
-from ugro.agent.monitoring.energy import EnergyService
-from ugro.agent.support.keyed_tasks import KeyedTasks
-from ugro.agent.tracking.owners import Owners
-from ugro.agent.tracking.run_tracker import RunTracker
-from ugro.core.job import Job, JobState, Placement, Share
-from ugro.core.owner import OwnerReport, Then, When
-from ugro.policy.training.energy import NodePart, Price, watts
-from ugro.store.database import Store
-from ugro.telemetry.metricstore import MetricStore
+from ugro.features.power.model import OwnerReport, Then, When
+from ugro.features.power.owners import OwnerRequests, Owners
+from ugro.features.training.rules_energy import NodePart, Price, watts
+from ugro.features.training.service import EnergyService
+from ugro.kernel.files.results.job_folder import energy_file
+from ugro.kernel.jobs.engine.run_tracker import RunTracker
+from ugro.kernel.jobs.model import Job, JobState, Placement, Share
+from ugro.kernel.store.database import Store
+from ugro.kernel.support.aio import KeyedTasks
+from ugro.kernel.telemetry.metricstore import MetricStore
 
 PLACEMENT = Placement((Share("ann@gpu1", (0,)), Share("ann@gpu2", (0,))))
 

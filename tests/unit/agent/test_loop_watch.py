@@ -9,7 +9,7 @@ import time
 import pytest
 
 from tests.rig.waiting import wait_until
-from ugro.agent.support.loop_watch import LoopWatch
+from ugro.kernel.agent.loop_watch import LoopWatch
 
 LIMIT_S = 30
 

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ugro.agent.monitoring.measured_hardware import of_hardware
-from ugro.core.figures import (
+from ugro.features.hardware.model import (
     AllReduceFigures,
     CpuFigures,
     DeviceFigures,
@@ -16,7 +15,8 @@ from ugro.core.figures import (
     NodeFigures,
     StorageFigures,
 )
-from ugro.telemetry.prometheus import exposition
+from ugro.features.hardware.service import of_hardware
+from ugro.kernel.telemetry.prometheus_text import exposition
 
 WHEN = "2026-01-01T00:00:00+00:00"
 GPU = DeviceFigures("GPU-1", "RTX 4090", 0, 1.0, 2.0, 3.0, 4.0, 5.0, 6e11, 7e9, 8e9)

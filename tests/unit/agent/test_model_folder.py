@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from ugro.agent.services.model_folder import ModelFolder, described, expect_complete
-from ugro.agent.support.caller import enter
-from ugro.core.errors import NotAllowed
-from ugro.core.identity import Caller, Role
-from ugro.core.results import JobResults, LeftFile, NodeResults, ResultState
+from ugro.features.services.service.creation import ModelFolder, described, expect_complete
+from ugro.kernel.access.caller import enter
+from ugro.kernel.access.model import Caller, Role
+from ugro.kernel.files.model import JobResults, LeftFile, NodeResults, ResultState
+from ugro.kernel.support.errors import NotAllowed
 
 
 def results(state: ResultState, *left: str) -> JobResults:

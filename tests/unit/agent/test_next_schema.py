@@ -18,21 +18,21 @@ import pytest
 
 import ugro
 from tests.rig.stores import ENGINES, on_engine, use_engine
-from ugro.core.errors import UgroError
-from ugro.core.support.state_dir import StateDir
-from ugro.store.database import Store
-from ugro.store.locate import locate
+from ugro.kernel.store.address import locate
+from ugro.kernel.store.database import Store
+from ugro.kernel.support.errors import UgroError
+from ugro.kernel.support.state_dir import StateDir
 
 _PACKAGE = Path(ugro.__file__).parent
 _STEP = "ALTER TABLE drained_nodes ADD COLUMN made_up TEXT NOT NULL DEFAULT 'is there';\n"
 _NEXT = """
 import asyncio, json, sys
 from pathlib import Path
-from ugro.agent.ops.backups import Backups
-from ugro.core.support.state_dir import StateDir
-from ugro.store.database import Store
-from ugro.store.engine import Opening
-from ugro.store.locate import locate
+from ugro.kernel.agent.backups import Backups
+from ugro.kernel.support.state_dir import StateDir
+from ugro.kernel.store.database import Store
+from ugro.kernel.store.engine import Opening
+from ugro.kernel.store.address import locate
 
 async def main():
     home = StateDir(Path(sys.argv[1]))

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from tests.rig.code import NAMES, CodeRig
 from tests.rig.permissions import respected
-from ugro.agent.code.scanner import Changed, exclude, failure, shown, target_of
-from ugro.core.errors import UgroError
+from ugro.kernel.files.code.scanner import Changed, exclude, failure, shown, target_of
+from ugro.kernel.support.errors import UgroError
 
 
 @pytest.fixture

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from ugro.agent.artifacts.output_store import OutputStore
-from ugro.nodes.files import Wanted
-from ugro.policy.result_selection import Choice
-from ugro.remote.files.listing import RunFile
-from ugro.remote.files.resumable import WHOLE, Head
+from ugro.kernel.files.node_files import Wanted
+from ugro.kernel.files.results.output_store import OutputStore
+from ugro.kernel.files.rules import Choice
+from ugro.node.files.listing import RunFile
+from ugro.node.files.transfer import WHOLE, Head
 
 NOTHING = Choice((), (), ())
 

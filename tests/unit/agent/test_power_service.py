@@ -11,14 +11,13 @@ from typing import Any
 import pytest
 
 from tests.rig.waiting import wait_until
-from ugro.agent.power.looking import NodeLooks
-from ugro.agent.power.service import PowerService
-from ugro.core.errors import NotAllowed
-from ugro.core.node import Facts, NodeSpec
-from ugro.core.owner import OwnerReport, Then, When
-from ugro.core.power import Act, PowerRule
-from ugro.policy.scheduling.scheduler import NodeWishes
-from ugro.store.database import Store
+from ugro.features.power.model import Act, OwnerReport, PowerRule, Then, When
+from ugro.features.power.nodes import NodeLooks
+from ugro.features.power.service import PowerService
+from ugro.kernel.jobs.scheduling.scheduler import NodeWishes
+from ugro.kernel.links.model import Facts, NodeSpec
+from ugro.kernel.store.database import Store
+from ugro.kernel.support.errors import NotAllowed
 
 
 def refuse(what: str) -> None:

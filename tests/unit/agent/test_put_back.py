@@ -9,16 +9,27 @@ from pathlib import Path
 
 import pytest
 
-from ugro.agent.artifacts.job_folder import write_config
-from ugro.agent.artifacts.output_store import OutputStore
-from ugro.agent.artifacts.put_back import Earlier, Found, find, may_be_put_back
-from ugro.agent.code.snapshot_store import EMPTY, SnapshotStore
-from ugro.core.failure import Cause, Failure
-from ugro.core.job import Attempt, Checkpoint, Job, JobSpec, JobState, Launcher, Placement, Retry, Share
-from ugro.core.plan import NodePlan, Plan
-from ugro.remote import trees
-from ugro.remote.cas import checkout
-from ugro.remote.files.listing import RunFile
+from ugro.kernel.files.code.snapshot_store import EMPTY, SnapshotStore
+from ugro.kernel.files.results.collector import Earlier, Found, find, may_be_put_back
+from ugro.kernel.files.results.job_folder import write_config
+from ugro.kernel.files.results.output_store import OutputStore
+from ugro.kernel.jobs.model import (
+    Attempt,
+    Cause,
+    Checkpoint,
+    Failure,
+    Job,
+    JobSpec,
+    JobState,
+    Launcher,
+    Placement,
+    Retry,
+    Share,
+)
+from ugro.kernel.jobs.records import NodePlan, Plan
+from ugro.node import trees
+from ugro.node.files import checkout
+from ugro.node.files.listing import RunFile
 
 
 def attempt(

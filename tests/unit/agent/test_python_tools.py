@@ -14,11 +14,9 @@ from pathlib import Path
 import pytest
 
 from tests.rig.waiting import wait_until
-from ugro.agent.python_env.process import run
-from ugro.agent.python_env.tools import Pip, Tools, _is_whole, _take_out, failed
-from ugro.agent.python_env.workshop import Workshop
-from ugro.core.python_env import EnvRequest, Whose
-from ugro.remote.python_env.failures import Mask
+from ugro.features.environments.model import EnvRequest, Whose
+from ugro.features.environments.node.failures import Mask
+from ugro.features.environments.service.tools import Pip, Tools, Workshop, _is_whole, _take_out, failed, run
 
 
 def test_the_indexes_of_pip_are_used_if_nodes_can_reach_them() -> None:
@@ -88,7 +86,7 @@ def test_a_failure_has_its_cause_and_last_lines_without_passwords() -> None:
 _AGENT = """
 import asyncio, os, sys
 from pathlib import Path
-from ugro.agent.python_env.process import run
+from ugro.features.environments.service.tools import run
 tool = ["sh", "-c", "echo $$ > pid; exec sleep 600"]
 asyncio.run(run(tool, env=os.environ, cwd=Path(sys.argv[1]), timeout_s=600))
 """

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from ugro.agent.ray_cluster.service import RayClusters
-from ugro.agent.ray_cluster.starting import Starting
-from ugro.core.errors import NotAllowed
-from ugro.core.job import Placement, Share
-from ugro.core.node import NodeSpec
-from ugro.core.ray_cluster import ClusterWish, Head, RayCluster, Worker
+from ugro.features.ray.model import ClusterWish, Head, RayCluster, Worker
+from ugro.features.ray.service import RayClusters
+from ugro.features.ray.starting import Starting
+from ugro.kernel.jobs.model import Placement, Share
+from ugro.kernel.links.model import NodeSpec
+from ugro.kernel.support.errors import NotAllowed
 
 ANNS = RayCluster(
     1,

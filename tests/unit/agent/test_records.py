@@ -5,16 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from ugro.agent.safe_mode.journal import Journal
-from ugro.agent.safe_mode.key import agent_key
-from ugro.agent.safe_mode.mark import read_mark, write_mark
-from ugro.agent.safe_mode.records import Comparison, Records
-from ugro.core.job import Ending, Job, JobSpec, JobState, Placement, Share
-from ugro.core.safe_mode import Mark
-from ugro.core.support.state_dir import StateDir
-from ugro.core.ticket import read_ticket, ticket_of
-from ugro.policy.lifecycle.newer_state import Entry
-from ugro.store.standing import Numbers
+from ugro.features.safe_mode.model import Mark
+from ugro.features.safe_mode.records import Comparison, Journal, Records, agent_key, read_mark, write_mark
+from ugro.features.safe_mode.rules import Entry
+from ugro.kernel.jobs.engine.plan import read_ticket, ticket_of
+from ugro.kernel.jobs.model import Ending, Job, JobSpec, JobState, Placement, Share
+from ugro.kernel.store.standing import Numbers
+from ugro.kernel.support.state_dir import StateDir
 
 JOB = Job(
     7, JobSpec("train", ("a", "b"), env=(("X", "1"),)), "ann", JobState.STARTING, "free now", "2026-01-01T00:00:00",

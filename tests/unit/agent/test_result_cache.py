@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.unit.policy.serving.places import job
-from ugro.agent.jobs.result_cache import ResultCache
+from ugro.kernel.jobs.result_cache import ResultCache
 
 
 class Recorded:

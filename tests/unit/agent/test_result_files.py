@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from ugro.agent.artifacts.output_store import shown
-from ugro.agent.artifacts.result_files import CHUNK_BYTES, archive, open_result
-from ugro.core.errors import NotFound
-from ugro.core.results import Part
+from ugro.kernel.files.model import Part
+from ugro.kernel.files.results.output_store import CHUNK_BYTES, archive, open_result, shown
+from ugro.kernel.support.errors import NotFound
 
 ODD = (b"with space.txt", b"two\nlines", b"\xff\xfe.bin", b'quote".txt', b"a\\xffb", "größe.csv".encode())
 

@@ -10,19 +10,18 @@ from pathlib import Path
 import pytest
 
 from tests.rig.stores import sql, store_at
-from ugro.agent.artifacts.job_folder import delete_results
-from ugro.agent.jobs.retention import Retention
-from ugro.config.schema import Retention as Settings
-from ugro.core.audit import AuditEntry
-from ugro.core.environment import Environment
-from ugro.core.errors import NotFound
-from ugro.core.job import After, Job, JobSpec, JobState
-from ugro.core.python_env import Blob
-from ugro.core.support import clock
-from ugro.core.support.moment import Instant
-from ugro.store.database import Store
-from ugro.store.python_envs import EnvFiles, Resolution
-from ugro.telemetry.metricstore import MetricStore
+from ugro.features.environments.model import Blob
+from ugro.features.environments.store import EnvFiles, Resolution
+from ugro.features.retention.service import Retention
+from ugro.kernel.access.model import AuditEntry
+from ugro.kernel.config.schema import Retention as Settings
+from ugro.kernel.files.results.job_folder import delete_results
+from ugro.kernel.jobs.model import After, Environment, Job, JobSpec, JobState
+from ugro.kernel.store.database import Store
+from ugro.kernel.support import moments as clock
+from ugro.kernel.support.errors import NotFound
+from ugro.kernel.support.moments import Instant
+from ugro.kernel.telemetry.metricstore import MetricStore
 
 DAY_S = 86400.0
 

@@ -12,19 +12,19 @@ from typing import Any, cast
 import pytest
 
 from tests.rig.stores import in_store
-from ugro.agent.engine.first_answers import FirstAnswers
-from ugro.agent.safe_mode.control import SafeModeControl, begin
-from ugro.agent.safe_mode.reconcile import Reconciler
-from ugro.agent.safe_mode.records import Records
-from ugro.agent.tracking.run_tracker import RunTracker, Sighting
-from ugro.core.errors import NotAllowed, Unreachable
-from ugro.core.job import Job, JobSpec, JobState, Placement, Share
-from ugro.core.safe_mode import Mark
-from ugro.core.support.state_dir import StateDir
-from ugro.core.ticket import ticket_of
-from ugro.nodes.runs import Held, Identity, Tickets
-from ugro.policy.lifecycle.attempt import NodeRun, RunState
-from ugro.store.database import Store
+from ugro.features.safe_mode.model import Mark
+from ugro.features.safe_mode.reconcile import Reconciler
+from ugro.features.safe_mode.records import Records
+from ugro.features.safe_mode.service import SafeModeControl, begin
+from ugro.kernel.jobs.engine.plan import ticket_of
+from ugro.kernel.jobs.engine.reconciler import FirstAnswers
+from ugro.kernel.jobs.engine.rules.attempt import NodeRun, RunState
+from ugro.kernel.jobs.engine.run_tracker import RunTracker, Sighting
+from ugro.kernel.jobs.engine.runs import Held, Identity, Tickets
+from ugro.kernel.jobs.model import Job, JobSpec, JobState, Placement, Share
+from ugro.kernel.store.database import Store
+from ugro.kernel.support.errors import NotAllowed, Unreachable
+from ugro.kernel.support.state_dir import StateDir
 
 KEY = b"k" * 32
 SPEC = JobSpec("train", ("true",))

@@ -13,15 +13,15 @@ from pathlib import Path
 import pytest
 
 from tests.rig.code import CodeRig, seen
-from ugro.agent.code import sdk
-from ugro.agent.code.script_imports import ScriptImports
-from ugro.core.job import JobSpec, Launcher
-from ugro.remote import trees
-from ugro.remote.cas.checkout import check_out
-from ugro.remote.runs.sdk import FILE
+from ugro.features.environments.service.installed import ScriptImports
+from ugro.kernel.files.code import service as sdk
+from ugro.kernel.jobs.model import JobSpec, Launcher
+from ugro.node import trees
+from ugro.node.files.checkout import check_out
+from ugro.node.files.workdir import FILE
 
 # Everything that scripts import by themselves; the other integrations need a library of their own.
-IMPORTS = "import ugro, ugro.train, ugro.train.metrics, ugro.train.integrations.journal; print(ugro.__file__)"
+IMPORTS = "import ugro, ugro.train, ugro.train.reporting, ugro.train.integrations.journal; print(ugro.__file__)"
 MOST_BYTES = 2_500_000
 
 

@@ -8,12 +8,11 @@ from typing import Any, cast
 
 import pytest
 
-from ugro.agent.jobs.results import ResultService
-from ugro.agent.jobs.service import JobService
-from ugro.agent.services.creation import Creation, _kept, _listed
-from ugro.core.folder import Folder
-from ugro.core.job import Job, JobSpec, JobState, Stop
-from ugro.core.results import JobResults, ResultState
+from ugro.features.services.service.creation import Creation, _kept, _listed
+from ugro.kernel.files.model import JobResults, ResultState
+from ugro.kernel.files.results.service import ResultService
+from ugro.kernel.jobs.model import Folder, Job, JobSpec, JobState, Stop
+from ugro.kernel.jobs.service import JobService
 
 OLD = JobSpec(
     "chat",

@@ -10,13 +10,11 @@ from typing import Any, cast
 import pytest
 
 from tests.unit.policy.serving.places import job, service
-from ugro.agent.services.door import DoorClient
-from ugro.agent.services.door_keeping import DoorKeeping
-from ugro.agent.services.replica_watch import _parsed
-from ugro.core.door import Door, DoorStats, Server
-from ugro.core.errors import RemoteFailure
-from ugro.core.job import Job, JobState
-from ugro.core.service import Service
+from ugro.features.services.model import Door, DoorStats, Server, Service
+from ugro.features.services.service.door import DoorClient, DoorKeeping
+from ugro.features.services.service.replicas import _parsed
+from ugro.kernel.jobs.model import Job, JobState
+from ugro.kernel.support.errors import RemoteFailure
 
 STATS = asdict(DoorStats())
 SERVER = {"requests": 1, "errors": 0, "retries": 0, "sessions": 0, "queued": 0, "latency": {}}

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from tests.rig.service_reports import service
-from ugro.agent.monitoring.service_figures import of_services
 from ugro.cli.output import Output
-from ugro.cli.top.services import service_lines
-from ugro.core.service import Phase
-from ugro.telemetry.prometheus import exposition
+from ugro.features.services.cli_show import service_lines
+from ugro.features.services.model import Phase
+from ugro.features.services.rules.report import of_services
+from ugro.kernel.telemetry.prometheus_text import exposition
 
 
 def test_services_have_their_figures_and_those_of_their_replicas() -> None:

@@ -13,13 +13,12 @@ import pytest
 
 from tests.rig.stores import store_at
 from tests.unit.policy.serving.places import job, ready, service
-from ugro.agent.services.runner import Runner
-from ugro.core.door import Door
-from ugro.core.errors import NotAllowed, UgroError
-from ugro.core.job import Job, JobSpec
-from ugro.core.service import DoorPlace, Replica, Rollout, Service
-from ugro.policy.serving.replicas import View
-from ugro.store.database import Store
+from ugro.features.services.model import Door, DoorPlace, Replica, Rollout, Service
+from ugro.features.services.rules.steps import View
+from ugro.features.services.service.runner import Runner
+from ugro.kernel.jobs.model import Job, JobSpec
+from ugro.kernel.store.database import Store
+from ugro.kernel.support.errors import NotAllowed, UgroError
 
 
 class Cluster:

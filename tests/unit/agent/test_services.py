@@ -9,13 +9,13 @@ import pytest
 
 from tests.rig.stores import in_store, store_at
 from tests.unit.policy.serving.places import service
-from ugro.agent.jobs.submission import Submit
-from ugro.agent.services.creation import ServiceRequest
-from ugro.agent.services.service import Services
-from ugro.core.errors import NotAllowed
-from ugro.core.job import Job
-from ugro.core.service import Service
-from ugro.store.database import Store
+from ugro.features.services.model import Service
+from ugro.features.services.service.creation import ServiceRequest
+from ugro.features.services.service.service import Services
+from ugro.kernel.jobs.model import Job
+from ugro.kernel.jobs.submission import Submit
+from ugro.kernel.store.database import Store
+from ugro.kernel.support.errors import NotAllowed
 
 
 class Nobody:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ugro.agent.support.shared_work import SharedWork
+from ugro.kernel.support.aio import SharedWork
 
 
 def in_loop(scenario: Callable[[], Coroutine[Any, Any, None]]) -> Callable[[], None]:

@@ -10,12 +10,11 @@ from typing import cast
 
 import pytest
 
-from ugro.agent.sweep.studies import Studies, study_importances
-from ugro.agent.sweep.study_host import StudyHost
-from ugro.core.errors import NotAllowed
-from ugro.nodes.calls import Duplex
-from ugro.nodes.tunnels import SocketTarget
-from ugro.policy.sweep.journal import Worker
+from ugro.features.sweeps.rules.journal import Worker
+from ugro.features.sweeps.service.studies import Studies, StudyHost, study_importances
+from ugro.kernel.links.calls import Duplex
+from ugro.kernel.links.tunnels import SocketTarget
+from ugro.kernel.support.errors import NotAllowed
 
 LIMIT_S = 60
 
@@ -45,7 +44,7 @@ class Connection:
 def test_a_worker_that_sends_what_is_no_request_is_dialled_again_and_the_others_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, strange: bytes
 ) -> None:
-    monkeypatch.setattr("ugro.agent.sweep.study_host._AGAIN_S", 0.001)
+    monkeypatch.setattr("ugro.features.sweeps.service.studies._AGAIN_S", 0.001)
     good = Connection(json.dumps({"request": 1, "client": "c", "op": "read", "start": 0}).encode())
     coming = [Connection(strange), good]
 

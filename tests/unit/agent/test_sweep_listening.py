@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from ugro.agent.sweep.listening import FILE, Listening
-from ugro.core.errors import NotFound, UgroError, Unreachable
-from ugro.core.job import Job, JobSpec, JobState, Placement, Share
-from ugro.nodes.runs import Piece
+from ugro.features.sweeps.service.listening import FILE, Listening
+from ugro.kernel.jobs.engine.runs import Piece
+from ugro.kernel.jobs.model import Job, JobSpec, JobState, Placement, Share
+from ugro.kernel.support.errors import NotFound, UgroError, Unreachable
 
 LIMIT_S = 60
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import optuna
 import pytest
 
-from ugro.agent.sweep.optuna_study import ask, importances
-from ugro.agent.sweep.sampler import Chooser, UsedUp, seed_of
-from ugro.core.errors import NotAllowed
-from ugro.core.sweep import Trial, TrialState
-from ugro.policy.sweep.reading import read
+from ugro.features.sweeps.model import Trial, TrialState
+from ugro.features.sweeps.rules.reading import read
+from ugro.features.sweeps.service.sampler import Chooser, UsedUp, ask, importances, seed_of
+from ugro.kernel.support.errors import NotAllowed
 
 SPEC = read(
     {

@@ -10,11 +10,10 @@ from typing import Any
 import optuna
 import pytest
 
-from ugro.agent.sweep.optuna_study import ask, require, worse_than_best
-from ugro.agent.sweep.sampler import Chooser, seed_of
-from ugro.core.errors import NotAllowed
-from ugro.core.sweep import Point, Trial, TrialState
-from ugro.policy.sweep.reading import read
+from ugro.features.sweeps.model import Point, Trial, TrialState
+from ugro.features.sweeps.rules.reading import read
+from ugro.features.sweeps.service.sampler import Chooser, ask, require, seed_of, worse_than_best
+from ugro.kernel.support.errors import NotAllowed
 
 pytestmark = pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
 SWEEP = 5

@@ -8,12 +8,12 @@ from typing import Any, cast
 
 import pytest
 
-from ugro.agent.safe_mode.traces import ended_since, newest_attempts
-from ugro.agent.tracking.run_tracker import RunTracker
-from ugro.core.errors import Unreachable
-from ugro.core.job import Job, JobSpec, JobState, Placement, Share
-from ugro.nodes.runs import Tickets
-from ugro.policy.lifecycle.attempt import NodeRun, RunState
+from ugro.features.safe_mode.records import ended_since, newest_attempts
+from ugro.kernel.jobs.engine.rules.attempt import NodeRun, RunState
+from ugro.kernel.jobs.engine.run_tracker import RunTracker
+from ugro.kernel.jobs.engine.runs import Tickets
+from ugro.kernel.jobs.model import Job, JobSpec, JobState, Placement, Share
+from ugro.kernel.support.errors import Unreachable
 
 QUEUED = Job(7, JobSpec("train", ("true",)), "ann", JobState.QUEUED, "", "2026-01-01T00:00:00")
 RUNNING = replace(QUEUED, state=JobState.RUNNING, attempt=1, placement=Placement((Share("n1"), Share("n2"))))

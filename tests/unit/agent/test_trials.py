@@ -12,16 +12,15 @@ import pytest
 from tests.unit.agent.test_forecasts import SPEC
 from tests.unit.policy.planning.test_reading import solo
 from tests.unit.store.test_database import in_store
-from ugro.agent.jobs.forecasts import Forecasts
-from ugro.agent.jobs.results import ResultService
-from ugro.agent.jobs.service import JobService
-from ugro.agent.jobs.submission import Submit
-from ugro.agent.planning.service import PlanRequest, PlanService
-from ugro.agent.planning.trials import KEY, Late, Ran, Request, Trials, trial_spec
-from ugro.agent.tracking.cluster import Cluster
-from ugro.core.job import Ending, Job, JobSpec, JobState, Placement, Share
-from ugro.core.planning import LaunchPlan, LeftOut
-from ugro.store.database import Store
+from ugro.features.planning.forecasts import Forecasts
+from ugro.features.planning.model import LaunchPlan, LeftOut
+from ugro.features.planning.service import KEY, Late, PlanRequest, PlanService, Ran, Request, Trials, trial_spec
+from ugro.kernel.files.results.service import ResultService
+from ugro.kernel.jobs.model import Ending, Job, JobSpec, JobState, Placement, Share
+from ugro.kernel.jobs.service import JobService
+from ugro.kernel.jobs.submission import Submit
+from ugro.kernel.links.cluster import Cluster
+from ugro.kernel.store.database import Store
 
 REQUEST = Request(SPEC, (Share("gpu1"),), 3, 30.0, "ann")
 

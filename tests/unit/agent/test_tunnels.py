@@ -9,18 +9,18 @@ from typing import Any, cast
 
 import pytest
 
-from ugro.agent.ops.tunnels import MOST_OF_NODE, Tunnels, Wanted
-from ugro.agent.support.caller import enter
-from ugro.agent.tracking.cluster import Cluster
-from ugro.agent.tracking.logins import Logins
-from ugro.agent.tracking.run_tracker import RunTracker
-from ugro.core.errors import NotAllowed, UgroError, Unreachable
-from ugro.core.identity import Caller, Role
-from ugro.core.job import Job
-from ugro.core.node import NodeSpec
-from ugro.nodes.calls import Duplex
-from ugro.nodes.runs import Identity
-from ugro.remote.net import forward
+from ugro.kernel.access.caller import enter
+from ugro.kernel.access.model import Caller, Role
+from ugro.kernel.jobs.engine.run_tracker import RunTracker
+from ugro.kernel.jobs.engine.runs import Identity
+from ugro.kernel.jobs.model import Job
+from ugro.kernel.links.calls import Duplex
+from ugro.kernel.links.cluster import Cluster
+from ugro.kernel.links.logins import Logins
+from ugro.kernel.links.model import NodeSpec
+from ugro.kernel.links.tunnels import MOST_OF_NODE, Tunnels, Wanted
+from ugro.kernel.support.errors import NotAllowed, UgroError, Unreachable
+from ugro.node import net as forward
 
 ANN = Caller("ann", Role.USER, "pid 1")
 OLGA = Caller("olga", Role.OPERATOR, "pid 2")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from ugro.agent.support.caller import enter
-from ugro.agent.support.turns import Turns, working_for
-from ugro.core.identity import Caller, Role
+from ugro.features.environments.service.service import Turns, working_for
+from ugro.kernel.access.caller import enter
+from ugro.kernel.access.model import Caller, Role
 
 
 class Work:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from ugro.agent.tracking.unix_groups import Directory, UnixGroup, UnixGroups
+from ugro.features.quotas.usage_book import Directory, UnixGroup, UnixGroups
 
 
 @dataclass

@@ -11,12 +11,12 @@ import pytest
 
 from tests.rig import disk
 from tests.rig.disk import SmallDisk
-from ugro.agent.code.snapshot_store import SnapshotStore
-from ugro.agent.code.transfer import SharedLock
-from ugro.agent.code.uploads import STALLED_S, Limit, Received, Uploads
-from ugro.core.errors import UgroError, UsageError
-from ugro.remote import trees
-from ugro.remote.cas.stream import block, record
+from ugro.features.remote_access.service import STALLED_S, Limit, Received, Uploads
+from ugro.kernel.files.code.snapshot_store import SnapshotStore
+from ugro.kernel.files.code.transfer import SharedLock
+from ugro.kernel.support.errors import UgroError, UsageError
+from ugro.node import trees
+from ugro.node.trees import block, record
 
 MIB = 1 << 20
 ROOT = "0" * 64

@@ -12,17 +12,16 @@ import pytest
 from tests.rig.stores import in_store
 from tests.unit.policy.scheduling.test_scheduler import holds, job, nodes, snapshot, started
 from tests.unit.store.test_usage import run
-from ugro.agent.tracking.cluster import Cluster
-from ugro.agent.tracking.usage_book import UsageBook
-from ugro.core.job import Placement, Share
-from ugro.core.quota import DAY_S, HOUR_S, WINDOWS_S, Limit
-from ugro.core.support.moment import Instant
-from ugro.policy.quotas.book import QuotaBook
-from ugro.policy.quotas.fair_share import FairShare
-from ugro.policy.quotas.pool import Ask, Over
-from ugro.policy.scheduling.scheduler import schedule
-from ugro.store import usage
-from ugro.store.database import Store
+from ugro.features.quotas.model import DAY_S, HOUR_S, WINDOWS_S, Limit
+from ugro.features.quotas.rules import Ask, FairShare, Over
+from ugro.features.quotas.rules_room import QuotaBook
+from ugro.features.quotas.usage_book import UsageBook
+from ugro.kernel.jobs import moves as usage
+from ugro.kernel.jobs.model import Placement, Share
+from ugro.kernel.jobs.scheduling.scheduler import schedule
+from ugro.kernel.links.cluster import Cluster
+from ugro.kernel.store.database import Store
+from ugro.kernel.support.moments import Instant
 
 MIDNIGHT = 20_000 * DAY_S
 BOOTED = MIDNIGHT - 30 * DAY_S  # the scheduler's times count from here

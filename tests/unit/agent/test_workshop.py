@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from ugro.agent.python_env.workshop import Workshop
+from ugro.features.environments.service.tools import Workshop
 
 
 def test_a_folder_is_removed_with_its_content_and_leftovers_before_the_first(tmp_path: Path) -> None:

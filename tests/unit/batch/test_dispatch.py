@@ -13,12 +13,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import ugro
-from ugro.batch.engine import Answered, Event, Parts, SlotLost, SlotReady
-from ugro.batch.errors import ItemFailed, PoolBroken
-from ugro.batch.frames import loaded
-from ugro.batch.local import LocalEngine
-from ugro.batch.worker import Worker
-from ugro.policy.batching.aims import Aims
+from ugro.features.batches.local import LocalEngine
+from ugro.features.batches.model import Answered, Event, ItemFailed, Parts, PoolBroken, SlotLost, SlotReady
+from ugro.features.batches.rules import Aims
+from ugro.features.batches.worker import Worker, loaded
 
 pytest.importorskip("cloudpickle")
 SMALL = Aims(probe_items=5, batch_s=0.002, least_s=0.0002)

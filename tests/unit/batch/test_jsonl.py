@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from ugro.batch.errors import ItemFailed
-from ugro.batch.jsonl import Items, ResultFile
-from ugro.core.errors import UgroError, UsageError
+from ugro.features.batches.mapping import Items, ResultFile
+from ugro.features.batches.model import ItemFailed
+from ugro.kernel.support.errors import UgroError, UsageError
 
 SOURCE = "def score(item): return item\n"
 

@@ -8,7 +8,7 @@ import socket
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ugro.batch.pipes import FrameReader, Outbox, head_of, split
+from ugro.features.batches.pipes import FrameReader, Outbox, head_of, split
 
 
 @given(frames=st.lists(st.lists(st.binary(max_size=300), max_size=5), max_size=5), cuts=st.integers(1, 400))

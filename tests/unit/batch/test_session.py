@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ugro.batch.jobs.session import Kind, Session
+from ugro.features.batches.pipes import Kind, Session
 
 
 @given(st.integers(0, 2**32))

@@ -7,9 +7,9 @@ from dataclasses import asdict
 
 import pytest
 
-from ugro.cli.demo.balance import MODES, Progress, Result, Trial, document, gain
 from ugro.cli.output import Output
-from ugro.core.job import Job, JobSpec, JobState
+from ugro.kernel.jobs.model import Job, JobSpec, JobState
+from ugro.lab.demo_training import MODES, Progress, Result, Trial, document, gain
 
 EQUAL = Result(48, 40, 50.0, 0.4, 1.25, ["lab1", "lab2"], [48, 48], [0.1, 0.4], [0.3, 0.0], [3, 3])
 BALANCED = Result(48, 40, 75.0, 0.1, 1.2501, ["lab2", "lab1"], [20, 76], [0.2, 0.2], [0.0, 0.01], [3, 3])

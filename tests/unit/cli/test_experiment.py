@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import inspect
 
-from ugro.cli.experiment.abilities import abilities
 from ugro.cli.jobs.options import option_with
-from ugro.client.experiments import scripts
-from ugro.policy.ablation.grid import MODELS
+from ugro.features.experiments.cli_show import abilities
+from ugro.features.experiments.client import scripts
+from ugro.features.experiments.rules.grid import MODELS
 from ugro.train.run import Run
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from ugro.cli.figures import details
-from ugro.cli.results.energy import energy_facts
-from ugro.client.hardware import NodeHardware
-from ugro.core.energy import JobEnergy, RankEnergy
-from ugro.core.figures import AllReduceFigures, DeviceFigures, LinkFigures, Mode, NodeFigures, StorageFigures
+from ugro.features.hardware.cli import details
+from ugro.features.hardware.client import NodeHardware
+from ugro.features.hardware.model import AllReduceFigures, DeviceFigures, LinkFigures, Mode, NodeFigures, StorageFigures
+from ugro.features.training.cli import energy_facts
+from ugro.features.training.model import JobEnergy, RankEnergy
 
 WHEN = "2026-01-01T00:00:00+00:00"
 GPU = DeviceFigures("GPU-1", "RTX 4090", 0, 80.0, None, 160.0, None, None, 9e11, 2.4e10, 2.5e10)

@@ -9,21 +9,19 @@ from typing import Any
 import click
 import pytest
 
-from ugro.cli.jobs.arguments import divide
 from ugro.cli.jobs.describe import duration_s, exit_code, next_commands, ranks, variables
 from ugro.cli.jobs.document import job_document, plan_document
-from ugro.cli.jobs.log_printer import Bytes, Documents, Prefixed
-from ugro.cli.jobs.moment import MOMENT
+from ugro.cli.jobs.logs import MOMENT, Bytes, Documents, Prefixed
+from ugro.cli.jobs.options import divide
 from ugro.cli.jobs.submit import launch, run
 from ugro.cli.output import Output
 from ugro.client.job_logs import LogPiece
-from ugro.config.job.options import OPTIONS as JOB_OPTIONS
-from ugro.config.job.options import POSITIONAL
-from ugro.core.failure import Cause, Failure
-from ugro.core.job import Attempt, Job, JobSpec, JobState, Launcher, Placement, Share
-from ugro.core.plan import NodePlan, Plan, RankPlan
-from ugro.core.support.codec import dumps
-from ugro.core.support.secret import looks_secret
+from ugro.kernel.jobs.config.options import OPTIONS as JOB_OPTIONS
+from ugro.kernel.jobs.config.options import POSITIONAL
+from ugro.kernel.jobs.model import Attempt, Cause, Failure, Job, JobSpec, JobState, Launcher, Placement, Share
+from ugro.kernel.jobs.records import NodePlan, Plan, RankPlan
+from ugro.kernel.support.codec import dumps
+from ugro.kernel.support.secrets import looks_secret
 
 OPTIONS = {"--nodes": True, "--name": True, "--detach": False, "-d": False, "-e": True}
 

@@ -22,9 +22,9 @@ from hypothesis import strategies as st
 
 from ugro.cli.output import Cell, Output, clean
 from ugro.client.client import Ended, OutputPiece
-from ugro.core.errors import NotFound
-from ugro.core.finding import Finding, Grade
-from ugro.core.node import Disk, Facts, Gpu, LinkQuality, Machine, NodeReport, Reason, Status
+from ugro.kernel.agent.model import Finding, Grade
+from ugro.kernel.links.model import Disk, Facts, Gpu, LinkQuality, Machine, NodeReport, Reason, Status
+from ugro.kernel.support.errors import NotFound
 
 ESCAPES = re.compile(r"\x1b\[[0-9;]*[A-Za-z]")
 LONG = b"x" * 70_000
@@ -372,7 +372,7 @@ def test_a_bug_leaves_its_trace_in_a_file_and_one_line_for_the_user(
 
 
 def test_what_could_not_be_killed_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    from ugro.cli import exec as module
+    from ugro.features.exec import cli as module
 
     module._summarise(Output(), [Ended("gpu1", signal=9, unkillable=(7, 8)), Ended("gpu2", code=0)])
     assert capsys.readouterr().err == (
@@ -423,7 +423,7 @@ def test_a_long_line_is_broken_only_when_too_much_waits(capsysbinary: pytest.Cap
 
 
 def test_a_letter_in_two_pieces_is_text_and_what_is_no_letter_is_base64(capsys: pytest.CaptureFixture[str]) -> None:
-    from ugro.cli import exec as module
+    from ugro.features.exec import cli as module
 
     documents = module._Json(Output(is_json=True))
     for content in (b"gr\xc3", b"\xbcn", b"\xff!", b"\xc3"):
@@ -435,7 +435,7 @@ def test_a_letter_in_two_pieces_is_text_and_what_is_no_letter_is_base64(capsys: 
 
 
 def exec_lines(*nodes: str) -> Any:
-    from ugro.cli import exec as module
+    from ugro.features.exec import cli as module
 
     return module._Lines(Output(), nodes, has_prefix=True)
 
@@ -457,7 +457,7 @@ def test_a_node_that_has_just_gone_is_not_said_to_be_gone_since(capsys: pytest.C
 
 
 def test_findings_stand_below_each_other_node_by_node(terminal: Callable[[int, int], Terminal]) -> None:
-    from ugro.cli import doctor
+    from ugro.features.health import cli as doctor
 
     screen = terminal(80, 24)
     subjects = ("gpu1 → gpu10", "gpu10", "cluster", "gpu2")

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from ugro.cli.jobs.dry_run import show_dry_run
-from ugro.cli.jobs.plan import _lines
+from ugro.cli.jobs.document import show_dry_run
 from ugro.cli.output import Output
-from ugro.core.job import JobSpec, Launcher, Placement, Share
-from ugro.core.plan import DryRun, NodePlan, Plan, RankPlan
-from ugro.core.planning import DeviceNeed, LaunchPlan, LocalPlan, NodeFigures, Prediction
+from ugro.features.planning.cli import _lines
+from ugro.features.planning.model import DeviceNeed, LaunchPlan, LocalPlan, NodeFigures, Prediction
+from ugro.kernel.jobs.model import JobSpec, Launcher, Placement, Share
+from ugro.kernel.jobs.records import DryRun, NodePlan, Plan, RankPlan
 
 BEST = Prediction(("gpu1", "gpu2"), 412.0, 0.08, 0.155, 0.02, (48, 16))
 ALONE = Prediction(("gpu1",), 390.0, 0.05, 0.164, 0.0, (64,), why="5 % slower")

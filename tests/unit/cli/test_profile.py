@@ -8,12 +8,13 @@ import pytest
 
 from tests.rig.training import Pretend
 from ugro.cli.output import Output
-from ugro.cli.results.profile import _lines, _show
-from ugro.core.job import Job, JobSpec, JobState, Launcher
-from ugro.core.profile import JobProfile
-from ugro.core.training import read
-from ugro.policy.training.energy import with_energy
-from ugro.policy.training.profile import alternatives, profile
+from ugro.features.training.cli import _lines
+from ugro.features.training.cli import _profile_show as _show
+from ugro.features.training.model import JobProfile
+from ugro.features.training.rules_energy import with_energy
+from ugro.features.training.rules_profile import alternatives, profile
+from ugro.kernel.jobs.model import Job, JobSpec, JobState, Launcher
+from ugro.kernel.telemetry.records import read
 
 JOB = Job(17, JobSpec("train", ("train.py",), Launcher.DDP), "ann", JobState.RUNNING, "", "2030-01-01T00:00:00+00:00")
 WATTS = {"gpu0": [120.0], "gpu1": [30.4]}

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from ugro.cli.jobs.arguments import divide_all, names_recipe
-from ugro.core.errors import NotFound, UsageError
-from ugro.recipes import catalog
+from ugro.cli.jobs.options import divide_all, names_recipe
+from ugro.features.recipes.trainings import catalog
+from ugro.kernel.support.errors import NotFound, UsageError
 
 OPTIONS = {"--model": True, "--dataset": True, "--recipe": True, "--nodes": True, "--name": True, "-d": False}
 

@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 
 from tests.unit.policy.serving.places import job, ready, service
-from ugro.cli.serve.show import expect_well
-from ugro.core.errors import UgroError
-from ugro.core.service import ServiceState
-from ugro.policy.serving.replicas import DoorSeen, View
-from ugro.policy.serving.report import report_of
+from ugro.features.services.cli_show import expect_well
+from ugro.features.services.model import ServiceState
+from ugro.features.services.rules.report import report_of
+from ugro.features.services.rules.steps import DoorSeen, View
+from ugro.kernel.support.errors import UgroError
 
 
 def test_a_service_that_was_stopped_while_somebody_waited_for_it_is_an_error() -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ugro.cli.environments.setup import progress_lines
-from ugro.core.env_report import SetupStep
+from ugro.features.environments.cli import progress_lines
+from ugro.features.environments.model import SetupStep
 
 
 def test_each_busy_node_has_a_line_and_ready_ones_are_counted() -> None:

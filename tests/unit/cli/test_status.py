@@ -16,8 +16,8 @@ from ugro.cli.jobs import status
 from ugro.cli.jobs.describe import ago
 from ugro.cli.output import Output
 from ugro.client.jobs import Details
-from ugro.core.job import Attempt, JobState, Placement, Share
-from ugro.core.support.moment import Instant
+from ugro.kernel.jobs.model import Attempt, JobState, Placement, Share
+from ugro.kernel.support.moments import Instant
 
 NOW = datetime(2030, 1, 1, 2, 0, 40, tzinfo=UTC)
 LONG = (

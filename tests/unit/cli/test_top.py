@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from tests.unit.cli.test_output import ESCAPES, Terminal, columns_of
 from ugro.cli.health import exit_code
 from ugro.cli.output import Output
-from ugro.cli.top.keys import HELP, Act, Controls, LogView, footer, pressed
-from ugro.cli.top.view import Item, Seen, headline, lines, spark
-from ugro.core.headline import Headline, LossLine
-from ugro.core.job import Job, JobSpec, JobState, Launcher, Placement, Share
-from ugro.core.node import Facts, Gpu, GpuHolder, NodeReport, Status
+from ugro.cli.top import HELP, Act, Controls, LogView, footer, pressed
+from ugro.cli.top_view import Item, Seen, headline, lines, spark
+from ugro.features.training.model import Headline, LossLine
+from ugro.kernel.jobs.model import Job, JobSpec, JobState, Launcher, Placement, Share
+from ugro.kernel.links.model import Facts, Gpu, GpuHolder, NodeReport, Status
 
 
 def report(name: str, *gpus: Gpu, cpu: float | None = 0.1, error: str | None = None) -> NodeReport:

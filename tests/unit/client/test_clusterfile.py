@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from ugro.client.clusterfile import find_cluster_file, upwards, why_untrusted
-from ugro.core.errors import ConfigError, NotAllowed
-from ugro.core.support.state_dir import StateDir
+from ugro.client.launcher import find_cluster_file, upwards, why_untrusted
+from ugro.kernel.support.errors import ConfigError, NotAllowed
+from ugro.kernel.support.state_dir import StateDir
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ugro.client.http import AgentGone, Connection, NoAgent, lines
-from ugro.core.errors import NotFound, UgroError, Unreachable
+from ugro.kernel.support.errors import NotFound, UgroError, Unreachable
 
 Serve = Callable[..., Connection]
 OK = b"HTTP/1.1 200 OK\r\n"

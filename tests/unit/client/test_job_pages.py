@@ -7,8 +7,8 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from ugro.client.jobs import Jobs
-from ugro.core.job import Job, JobSpec, JobState
-from ugro.core.support.codec import dumps
+from ugro.kernel.jobs.model import Job, JobSpec, JobState
+from ugro.kernel.support.codec import dumps
 
 UNREADABLE = 700
 

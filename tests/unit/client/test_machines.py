@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from dataclasses import replace
 
-from ugro.client.machines import with_second_names
-from ugro.core.node import Facts, Gpu, Machine, NodeReport, Status
-from ugro.core.support.codec import decode
-from ugro.remote.hardware import probe
+from ugro.client.before_agent import with_second_names
+from ugro.kernel.links.model import Facts, Gpu, Machine, NodeReport, Status
+from ugro.kernel.support.codec import decode
+from ugro.node.hardware import probe
 
 HERE = decode(Machine, probe.machine(os.path.expanduser("~/grid_workspace")))
 THERE = replace(HERE, boot_id="another")

@@ -8,8 +8,8 @@ from typing import Any
 
 from ugro.client.http import AgentGone
 from ugro.client.jobs import Jobs
-from ugro.core.job import Job, JobSpec, JobState
-from ugro.core.support.codec import dumps
+from ugro.kernel.jobs.model import Job, JobSpec, JobState
+from ugro.kernel.support.codec import dumps
 
 RUNNING = Job(1, JobSpec("train", ("true",)), "ann", JobState.RUNNING, "as planned", "2026-01-01T00:00:00+00:00")
 DONE = replace(RUNNING, state=JobState.SUCCEEDED)

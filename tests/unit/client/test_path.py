@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from ugro.client.path import path_of
-from ugro.core.errors import NotFound
+from ugro.client.http import path_of
+from ugro.kernel.support.errors import NotFound
 
 
 @pytest.mark.parametrize("word", ["", ".", "..", "/", "a/b", "../jobs"])

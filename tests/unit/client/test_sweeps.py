@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from ugro.client.sweeps import Sweeps
-from ugro.core.support.codec import dumps
-from ugro.core.sweep import Budget, SweepReport, SweepState, Trial, TrialState
+from ugro.features.sweeps.client import Sweeps
+from ugro.features.sweeps.model import Budget, SweepReport, SweepState, Trial, TrialState
+from ugro.kernel.support.codec import dumps
 
 REPORT = SweepReport(
     7, "s", "ann", SweepState.STOPPED, "", "2026-01-01T00:00:00.000+00:00", "random", "loss", "minimize", ("x",),

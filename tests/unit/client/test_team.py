@@ -9,12 +9,12 @@ import pytest
 
 from ugro import Client
 from ugro.client.http import Connection
-from ugro.client.own_agent import OwnAgent
-from ugro.client.remote.master import Master, remember
-from ugro.client.remote.team import TeamAgent
-from ugro.client.team import expect_trusted, team_agent
-from ugro.core.errors import NotAllowed, Unreachable
-from ugro.core.support.state_dir import StateDir, chosen_socket, team_socket
+from ugro.client.reach import OwnAgent
+from ugro.features.remote_access.client.agent import TeamAgent
+from ugro.features.remote_access.client.master import Master, remember
+from ugro.features.remote_access.client.relay import expect_trusted, team_agent
+from ugro.kernel.support.errors import NotAllowed, Unreachable
+from ugro.kernel.support.state_dir import StateDir, chosen_socket, team_socket
 
 
 def test_where_the_socket_of_a_team_is() -> None:

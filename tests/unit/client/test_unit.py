@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from ugro.client.service import Service
-from ugro.client.unit import Unit, command, quoted
-from ugro.core.errors import NotAllowed
-from ugro.core.support.state_dir import team_socket
+from ugro.client.service import Service, Unit, command, quoted
+from ugro.kernel.support.errors import NotAllowed
+from ugro.kernel.support.state_dir import team_socket
 
 needs_systemd = pytest.mark.skipif(
     shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed (Debian: systemd)"

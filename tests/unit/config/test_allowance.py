@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from ugro.config.allowance import HARMLESS, Allowances, Effects, allow, keep_allowed
-from ugro.config.schema import NodeEntry, Settings
-from ugro.config.yamltext import flow
-from ugro.core.errors import ConfigError, Unallowed, error_from_wire
-from ugro.core.support.codec import dumps
-from ugro.core.support.state_dir import StateDir
+from ugro.kernel.config.allowance import HARMLESS, Allowances, Effects, allow, keep_allowed
+from ugro.kernel.config.kinds import flow
+from ugro.kernel.config.schema import NodeEntry, Settings
+from ugro.kernel.support.codec import dumps
+from ugro.kernel.support.errors import ConfigError, Unallowed, error_from_wire
+from ugro.kernel.support.state_dir import StateDir
 
 HARMLESS_OF_NODES = {"role", "gpu", "vram_gb", "labels", "owner"}
 PLAIN = "nodes: {gpu1: {user: ann}}\n"

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from ugro.config.allowance import Effects
-from ugro.config.discovery import Consul, ZooKeeper
-from ugro.config.edit import add_node
-from ugro.config.load import parse_config
-from ugro.config.schema import Config
-from ugro.core.errors import ConfigError
+from ugro.features.discovery.config import Consul, ZooKeeper
+from ugro.kernel.config.allowance import Effects
+from ugro.kernel.config.edit import add_node
+from ugro.kernel.config.load import parse_config
+from ugro.kernel.config.schema import Config
+from ugro.kernel.support.errors import ConfigError
 
 FILE = Path("cluster.yaml")
 

@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ugro.config.edit import add_node, remove_node, write_atomically
-from ugro.config.load import load_config, parse_config, read_text
-from ugro.core.errors import ConfigError, NotFound, UsageError
-from ugro.core.node import NodeSpec
+from ugro.kernel.config.edit import add_node, remove_node, write_atomically
+from ugro.kernel.config.load import load_config, parse_config, read_text
+from ugro.kernel.links.model import NodeSpec
+from ugro.kernel.support.errors import ConfigError, NotFound, UsageError
 
 FIELDS: dict[str, object] = {"ip": "10.0.0.3", "user": "ann", "port": 2222, "labels": ["a", "3070"]}
 FLOW = 'gpu3: {ip: 10.0.0.3, user: ann, port: 2222, labels: [a, "3070"]}'

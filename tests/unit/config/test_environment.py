@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ugro.config.environment import variables
-from ugro.config.load import load_config, parse_config
-from ugro.config.schema import Config, Settings
-from ugro.core.errors import ConfigError
+from ugro.kernel.config.load import load_config, parse_config, variables
+from ugro.kernel.config.schema import Config, Settings
+from ugro.kernel.support.errors import ConfigError
 
 TEXT = """
 nodes:

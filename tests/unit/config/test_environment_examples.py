@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ugro.config.job.file import parse_job
-from ugro.config.load import parse_config
+from ugro.kernel.config.load import parse_config
+from ugro.kernel.jobs.config.file import parse_job
 
 _ROOT = Path(__file__).parents[3]
 _GUIDE = (_ROOT / "docs" / "environments.md").read_text()

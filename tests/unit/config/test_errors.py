@@ -12,8 +12,8 @@ import yaml
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ugro.config.load import MAX_FILE_BYTES, load_config, parse_config
-from ugro.core.errors import ConfigError
+from ugro.kernel.config.load import MAX_FILE_BYTES, load_config, parse_config
+from ugro.kernel.support.errors import ConfigError
 
 
 def error_of(text: str) -> ConfigError:

@@ -7,16 +7,15 @@ import time
 import pytest
 
 from tests.rig.job_files import load
-from ugro.config.document import read_document
-from ugro.config.job.bounds import FILE_LIMITS, MOST_BYTES, MOST_WORDS
-from ugro.config.job.file import draft_job
-from ugro.config.yamltext import Limits
-from ugro.core.errors import ConfigError, UgroError
-from ugro.core.job import Job, JobSpec, JobState, Placement, Share
-from ugro.core.plan import Rendezvous
-from ugro.nodes.run_packing import packed
-from ugro.nodes.runs import RunStart
-from ugro.workloads.planning import Surroundings, plan
+from ugro.kernel.config.document import read_document
+from ugro.kernel.config.kinds import Limits
+from ugro.kernel.jobs.config.file import draft_job
+from ugro.kernel.jobs.config.kinds import FILE_LIMITS, MOST_BYTES, MOST_WORDS
+from ugro.kernel.jobs.engine.plan import Surroundings, plan
+from ugro.kernel.jobs.engine.runs import RunStart, packed
+from ugro.kernel.jobs.model import Job, JobSpec, JobState, Placement, Share
+from ugro.kernel.jobs.records import Rendezvous
+from ugro.kernel.support.errors import ConfigError, UgroError
 
 AROUND = Surroundings(Rendezvous("10.0.0.1", 29500), {"gpu1": "/usr/bin/python3"}, secret="s" * 64)
 LONGEST = 128 * 1024 - 1

@@ -13,10 +13,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.rig.job_files import by_name, load
-from ugro.config.job.file import Resolve, draft_job
-from ugro.config.job.options import OPTIONS, flag_of
-from ugro.core.errors import ConfigError, Unreachable
-from ugro.core.job import Elastic, JobSpec
+from ugro.kernel.jobs.config.file import Resolve, draft_job
+from ugro.kernel.jobs.config.options import OPTIONS, flag_of
+from ugro.kernel.jobs.model import Elastic, JobSpec
+from ugro.kernel.support.errors import ConfigError, Unreachable
 
 SECRET = "hunter2"
 def job_from_fields(fields: Mapping[str, object], *, env: Mapping[str, str], resolve: Resolve | None) -> JobSpec:

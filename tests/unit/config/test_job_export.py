@@ -9,13 +9,12 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ugro.config.job.export import job_file
-from ugro.config.job.file import parse_job
-from ugro.core.failure import Cause
-from ugro.core.job import (
+from ugro.kernel.jobs.config.file import job_file, parse_job
+from ugro.kernel.jobs.model import (
     ALL_GPUS,
     ANY_GPUS,
     After,
+    Cause,
     Checkpoint,
     Disconnect,
     JobSpec,

@@ -12,17 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.rig.job_files import by_name, load
-from ugro.config.job.file import draft_job
-from ugro.config.job.options import OPTIONS
-from ugro.config.kinds import BadValueError
-from ugro.config.names import is_job_name
-from ugro.config.reference import job_sections
-from ugro.config.section import NO_OPTION
-from ugro.core.failure import Cause
-from ugro.core.job import (
+from ugro.kernel.config.kinds import BadValueError
+from ugro.kernel.config.reference import job_sections
+from ugro.kernel.config.section import NO_OPTION, is_job_name
+from ugro.kernel.jobs.config.file import draft_job
+from ugro.kernel.jobs.config.options import OPTIONS
+from ugro.kernel.jobs.model import (
     ALL_GPUS,
     ANY_GPUS,
     After,
+    Cause,
     Checkpoint,
     Disconnect,
     JobSpec,
@@ -32,7 +31,7 @@ from ugro.core.job import (
     Retry,
     Stop,
 )
-from ugro.core.support.codec import decode, dumps
+from ugro.kernel.support.codec import decode, dumps
 
 
 def job_from_fields(fields: Mapping[str, object], *, env: Mapping[str, str]) -> JobSpec:

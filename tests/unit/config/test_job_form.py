@@ -6,12 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from ugro.config.job.export import job_file
-from ugro.config.job.file import Draft, edited_job
-from ugro.config.job.form import FIELDS, form_values, read_form
-from ugro.config.job.schema import JobSection
-from ugro.core.errors import ConfigError
-from ugro.core.job import ALL_GPUS, JobSpec, Launcher, Resources, Retry
+from ugro.kernel.jobs.config.file import Draft, edited_job, job_file
+from ugro.kernel.jobs.config.options import FIELDS, form_values, read_form
+from ugro.kernel.jobs.config.schema import JobSection
+from ugro.kernel.jobs.model import ALL_GPUS, JobSpec, Launcher, Resources, Retry
+from ugro.kernel.support.errors import ConfigError
 
 SPEC = JobSpec(
     "train",

@@ -14,12 +14,12 @@ import yaml
 from tests.rig.job_files import by_name, load
 from ugro.client import job_keys
 from ugro.client.jobs import Jobs
-from ugro.config.job.file import draft_job
-from ugro.config.job.options import in_keys
-from ugro.config.job.schema import JobSection
-from ugro.config.section import Section
-from ugro.core.errors import ConfigError, UgroError, UsageError
-from ugro.core.job import JobSpec
+from ugro.kernel.config.section import Section
+from ugro.kernel.jobs.config.file import draft_job
+from ugro.kernel.jobs.config.options import in_keys
+from ugro.kernel.jobs.config.schema import JobSection
+from ugro.kernel.jobs.model import JobSpec
+from ugro.kernel.support.errors import ConfigError, UgroError, UsageError
 
 Fields = Mapping[str, Any]
 

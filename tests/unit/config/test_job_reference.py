@@ -9,12 +9,11 @@ from pathlib import Path
 
 import yaml
 
-from ugro.config.document import read_document
-from ugro.config.job.file import parse_job
-from ugro.config.job.options import OPTIONS
-from ugro.config.reference import job_example, job_sections
-from ugro.core.failure import Cause
-from ugro.core.job import JobSpec
+from ugro.kernel.config.document import read_document
+from ugro.kernel.config.reference import job_example, job_sections
+from ugro.kernel.jobs.config.file import parse_job
+from ugro.kernel.jobs.config.options import OPTIONS
+from ugro.kernel.jobs.model import Cause, JobSpec
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = ROOT / "docs" / "jobs.md"

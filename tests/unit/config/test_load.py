@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from ugro.config.channels import Channel
-from ugro.config.load import load_config, parse_config
-from ugro.config.schema import Config, NodeEntry, Settings, Ssh
-from ugro.config.section import Section
-from ugro.core.node import NodeSpec, Role
-from ugro.core.owner import OwnerRule, Then, When
+from ugro.features.alerts.config import Channel
+from ugro.features.power.model import OwnerRule, Then, When
+from ugro.kernel.config.load import load_config, parse_config
+from ugro.kernel.config.schema import Config, NodeEntry, Settings, Ssh
+from ugro.kernel.config.section import Section
+from ugro.kernel.links.model import NodeSpec, Role
 
 FILE = Path("cluster.yaml")
 ROOT = Path(__file__).resolve().parents[3]

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from ugro.config.allowance import Effects
-from ugro.config.load import parse_config
-from ugro.config.schema import Config
-from ugro.core.errors import ConfigError
-from ugro.core.power import PowerRule
+from ugro.features.power.model import PowerRule
+from ugro.kernel.config.allowance import Effects
+from ugro.kernel.config.load import parse_config
+from ugro.kernel.config.schema import Config
+from ugro.kernel.support.errors import ConfigError
 
 COMMON = """
 power:

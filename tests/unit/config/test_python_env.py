@@ -8,18 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from ugro.agent.artifacts.job_folder import write_config
-from ugro.agent.python_env.reading import environment_of, refuse_files, with_old_passwords, with_variables
 from ugro.cli.jobs.document import job_document
-from ugro.config.allowance import Effects
-from ugro.config.job.export import job_file
-from ugro.config.job.file import edited_job, parse_job
-from ugro.config.job.options import Given
-from ugro.config.load import parse_config
-from ugro.config.python_env import variables_in
-from ugro.core.errors import ConfigError
-from ugro.core.job import Job, JobSpec, JobState
-from ugro.core.python_env import EnvRequest, Whose
+from ugro.features.environments.config import variables_in
+from ugro.features.environments.model import EnvRequest, Whose
+from ugro.features.environments.service.reading import environment_of, refuse_files, with_old_passwords, with_variables
+from ugro.kernel.config.allowance import Effects
+from ugro.kernel.config.load import parse_config
+from ugro.kernel.files.results.job_folder import write_config
+from ugro.kernel.jobs.config.file import edited_job, job_file, parse_job
+from ugro.kernel.jobs.config.options import Given
+from ugro.kernel.jobs.model import Job, JobSpec, JobState
+from ugro.kernel.support.errors import ConfigError
 from ugro.web.pages.settings import groups
 
 SECRET = "hunter2"

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from tests.unit.config.test_load import config_of
-from ugro.core.errors import ConfigError
-from ugro.core.quota import Limits, Quotas
+from ugro.features.quotas.model import Limits, Quotas
+from ugro.kernel.support.errors import ConfigError
 
 TEXT = """\
 nodes: [gpu1]

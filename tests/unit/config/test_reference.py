@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from ugro.config.load import parse_config
-from ugro.config.reference import cluster_example, filled, main, parts
-from ugro.config.schema import NodeEntry, Settings
-from ugro.config.section import Section
+from ugro.kernel.config.load import parse_config
+from ugro.kernel.config.reference import cluster_example, filled, main, parts
+from ugro.kernel.config.schema import NodeEntry, Settings
+from ugro.kernel.config.section import Section
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGES = [ROOT / "docs" / name for name in ("configuration.md", "jobs.md", "serving.md", "quotas.md")]

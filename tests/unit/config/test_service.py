@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from ugro.config.service import ALL, ScaleSection, name_problem, read_service
-from ugro.core.errors import ConfigError
-from ugro.core.service import Probes
+from ugro.features.services.config import ALL, ScaleSection, name_problem, read_service
+from ugro.features.services.model import Probes
+from ugro.kernel.support.errors import ConfigError
 
 
 def refused(text: str, **options: object) -> ConfigError:

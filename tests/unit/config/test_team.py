@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from ugro.config.kinds import BadValueError
-from ugro.config.load import parse_config
-from ugro.config.schema import Config
-from ugro.config.team import Address
-from ugro.core.errors import ConfigError
-from ugro.core.identity import Role
+from ugro.kernel.access.config import Address
+from ugro.kernel.access.model import Role
+from ugro.kernel.config.kinds import BadValueError
+from ugro.kernel.config.load import parse_config
+from ugro.kernel.config.schema import Config
+from ugro.kernel.support.errors import ConfigError
 
 
 def config(text: str) -> Config:

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from ugro.config.load import parse_config
-from ugro.core.errors import ConfigError
-from ugro.nodes.bootstrap import LOCAL_COMMAND
-from ugro.nodes.transport import SshOptions, link_command
+from ugro.kernel.config.load import parse_config
+from ugro.kernel.links.transport import LOCAL_COMMAND, SshOptions, link_command
+from ugro.kernel.support.errors import ConfigError
 
 
 def argv_of(node: str) -> list[str]:

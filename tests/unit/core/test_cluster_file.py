@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from ugro.core.cluster_file import ClusterFacts, KnownHost
-from ugro.core.support.destination import Destination
+from ugro.kernel.agent.model import ClusterFacts, Destination, KnownHost
 
 
 @pytest.mark.parametrize("word", ["gpu1", "ann@gpu1", "ann@10.0.0.7:2222", "::1", "ann@[::1]:2222", "fe80::1%eth0"])

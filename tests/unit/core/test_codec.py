@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ugro.core.node import (
+from ugro.kernel.links.model import (
     Disk,
     Facts,
     Gpu,
@@ -24,7 +24,7 @@ from ugro.core.node import (
     Role,
     Status,
 )
-from ugro.core.support.codec import DecodeError, decode, dumps
+from ugro.kernel.support.codec import DecodeError, decode, dumps
 
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
 TEXT = st.text(max_size=10)

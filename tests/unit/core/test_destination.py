@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ugro.core.errors import UsageError
-from ugro.core.support.destination import Destination
+from ugro.kernel.agent.model import Destination
+from ugro.kernel.support.errors import UsageError
 
 
 @pytest.mark.parametrize(

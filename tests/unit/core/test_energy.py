@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ugro.core.energy import DeviceSum, read_samples
-from ugro.core.support.quantity import format_cost, format_energy
+from ugro.features.training.model import DeviceSum, read_samples
+from ugro.kernel.support.quantities import format_cost, format_energy
 
 
 def line(passed_s: float, **devices: object) -> bytes:

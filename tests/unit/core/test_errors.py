@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from ugro.core.errors import (
+from ugro.kernel.support.errors import (
     ConfigError,
     NotAllowed,
     NotFound,
@@ -18,7 +18,7 @@ from ugro.core.errors import (
     UsageError,
     error_from_wire,
 )
-from ugro.core.support.state_dir import StateDir
+from ugro.kernel.support.state_dir import StateDir
 
 EXIT_CODES = {
     UgroError: 1,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ugro.core.metric_files import is_metric_file
-from ugro.core.metrics import is_internal, main_loss
+from ugro.kernel.telemetry.model import is_internal, is_metric_file, main_loss
 
 
 @pytest.mark.parametrize("name", ["profile/step_s", "profile/own_s/3", "plan/shares/0", "advice/best_s"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ugro.core.support.moment import PATIENCE_S, Instant, Reading, due_s, elapsed_s, instant_of, place_s, shown_s
+from ugro.kernel.support.moments import PATIENCE_S, Instant, Reading, due_s, elapsed_s, instant_of, place_s, shown_s
 
 BOOT, OTHER = "aaaa", "bbbb"
 seconds = st.floats(0, 1e8)

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ugro.core.errors import ConfigError
-from ugro.core.support.own_script import (
+from ugro.kernel.jobs.script import (
     OwnScript,
     Words,
     expect_no_script_elsewhere,
@@ -16,6 +15,7 @@ from ugro.core.support.own_script import (
     with_script,
     words_of,
 )
+from ugro.kernel.support.errors import ConfigError
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ugro.core.support.progress import Progress, Speed, together
+from ugro.kernel.support.quantities import Progress, Speed, together
 
 MB = 1 << 20
 

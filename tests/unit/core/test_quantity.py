@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ugro.core.support.quantity import format_duration, format_size, parse_duration, parse_size
+from ugro.kernel.support.quantities import format_duration, format_size, parse_duration, parse_size
 
 
 @pytest.mark.parametrize(

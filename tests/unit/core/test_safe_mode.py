@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ugro.core.safe_mode import SafeMode
+from ugro.features.safe_mode.model import SafeMode
 
 
 def test_many_reasons_are_counted_and_not_all_shown() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ugro.core.support.script_options import Knows, knows
+from ugro.kernel.jobs.script import Knows, knows
 
 ARGPARSE = "import argparse\np = argparse.ArgumentParser()\np.add_argument('--lr')\na = p.parse_args()\n"
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ugro.core.support.secret import HIDDEN, is_secret, looks_secret, masked, masked_command, without_passwords
+from ugro.kernel.support.secrets import HIDDEN, is_secret, looks_secret, masked, masked_command, without_passwords
 
 SECRET_WORDS = (
     *("TOKEN", "SECRET", "PASSWORD", "PASSWD", "PASS", "PASSPHRASE", "PWD", "PAT", "KEY", "AUTH", "AUTHORIZATION"),

@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.rig.metric_files import event, field, fixed, record, simple, varint
-from ugro.core.support.crc32c import masked, masked_all
-from ugro.core.support.tfevents import Damaged, Scalar, parse
+from ugro.features.trackers.tfevents import Damaged, Scalar, masked, masked_all, parse
 
 # The first records of a file that torch.utils.tensorboard wrote: a version, then a plain value, then two tensors.
 WRITTEN_BY_TORCH = bytes.fromhex(

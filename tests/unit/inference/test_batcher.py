@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from ugro.inference.batcher import Batcher
-from ugro.inference.metrics import Metrics
-from ugro.inference.options import Limits
-from ugro.inference.refusals import Refused
+from ugro.features.services.inference.guard import Metrics, Refused
+from ugro.features.services.inference.options import Limits
+from ugro.features.services.inference.service import Batcher
 
 LIMIT_S = 60
 FAR = 1000.0 * LIMIT_S  # ms: a batch that is not full would wait until the test is over

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from ugro.inference.api.bodies import ChatBody, CompletionBody, EmbedBody, GenerateBody
+from ugro.features.services.inference.openai import ChatBody, CompletionBody, EmbedBody, GenerateBody
 
 HELLO: Any = [{"role": "user", "content": "hello"}]
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from ugro.core.errors import UgroError
-from ugro.inference.folder import read_folder
+from ugro.features.services.inference.loading import read_folder
+from ugro.kernel.support.errors import UgroError
 
 
 def model(folder: Path, *, weights: str = "model.safetensors", **files: Any) -> Path:

@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ugro.inference.folder import NoRoom
-from ugro.inference.loading import _not_loaded
+from ugro.features.services.inference.loading import NoRoom, _not_loaded
 
 
 @pytest.mark.parametrize("error", [RuntimeError("CUDA out of memory. Tried to allocate 2 GiB"), MemoryError()])

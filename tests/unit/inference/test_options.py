@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from ugro.core.errors import UsageError
-from ugro.inference.cores import halves
-from ugro.inference.options import parse
+from ugro.features.services.inference.loading import halves
+from ugro.features.services.inference.options import parse
+from ugro.kernel.support.errors import UsageError
 
 REPLICA = {"UGRO_HOST": "10.0.0.7", "UGRO_PORT": "8701", "UGRO_SERVICE": "chat", "UGRO_MODEL": "/m/model"}
 

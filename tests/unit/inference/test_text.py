@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ugro.inference.generation.sequence import prefill_groups
-from ugro.inference.generation.text import GrowingText
+from ugro.features.services.inference.sequence import GrowingText, prefill_groups
 
 
 def decode(tokens: Sequence[int]) -> str:

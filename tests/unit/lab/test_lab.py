@@ -7,14 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from ugro.config.load import load_config
-from ugro.config.schema import Config
-from ugro.core.errors import UsageError
-from ugro.core.node import Role
-from ugro.lab import cgroups, enter, files
-from ugro.lab.cgroups import Hierarchy
-from ugro.lab.processes import home_of
-from ugro.lab.shape import LabNode, Shape, Throttle, Wish, parse_speeds
+from ugro.kernel.config.load import load_config
+from ugro.kernel.config.schema import Config
+from ugro.kernel.links.model import Role
+from ugro.kernel.support.errors import UsageError
+from ugro.lab import enter
+from ugro.lab import lab as cgroups
+from ugro.lab import nodes as files
+from ugro.lab.lab import Hierarchy
+from ugro.lab.nodes import LabNode, Shape, Throttle, Wish, parse_speeds
+from ugro.lab.throttle import home_of
 
 
 def shape_of(lab: Path, speeds: Mapping[str, float], cgroup: Path | None = None) -> Shape:

@@ -12,12 +12,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ugro import remote
-from ugro.core.node import NodeSpec
-from ugro.nodes.bootstrap import MAX_BANNER, SHELL_COMMAND, Greeting, first_lines, node_program
-from ugro.nodes.transport import SshOptions, link_command
-from ugro.remote import wire
-from ugro.remote.loader import Modules
+from ugro import node as remote
+from ugro.kernel.links.model import NodeSpec
+from ugro.kernel.links.transport import (
+    MAX_BANNER,
+    SHELL_COMMAND,
+    Greeting,
+    SshOptions,
+    first_lines,
+    link_command,
+    node_program,
+)
+from ugro.node import wire
+from ugro.node.loader import Modules
 
 NONCE = "0123456789abcdef"
 NOISE = st.binary(max_size=400) | st.lists(
@@ -106,7 +113,7 @@ def test_the_node_program_is_known_by_its_content() -> None:
     assert hashlib.sha256(program.content).hexdigest() == program.digest
     modules = Modules(program.content)
     for path in Path(remote.__file__).parent.rglob("*.py"):
-        name = ".".join(["ugro.remote", *path.relative_to(Path(remote.__file__).parent).with_suffix("").parts])
+        name = ".".join(["ugro.node", *path.relative_to(Path(remote.__file__).parent).with_suffix("").parts])
         assert modules.get_source(name.removesuffix(".__init__")) == path.read_text()
     node_program.cache_clear()
     assert node_program() == program

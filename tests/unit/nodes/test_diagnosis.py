@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ugro.core.node import NodeSpec
-from ugro.nodes import diagnosis
+from ugro.kernel.links import diagnosis
+from ugro.kernel.links.model import NodeSpec
 
 GPU1 = NodeSpec("gpu1", host="10.0.0.7", user="ann", port=2222)
 CHANGED = """@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@@

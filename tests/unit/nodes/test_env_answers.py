@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from ugro.core.errors import EnvFailed, error_from_wire
-from ugro.core.python_env import EnvProgress, Made
-from ugro.nodes.python_envs import Outcome, checked
-from ugro.remote import wire
+from ugro.features.environments.model import EnvProgress, Made
+from ugro.features.environments.service.node_envs import Outcome, checked
+from ugro.kernel.support.errors import EnvFailed, error_from_wire
+from ugro.node import wire
 
 MADE = Made("e1", "/r/.ugro/environments/e1/bin/python", "3.11.2", 10, "2026-01-02T03:04:05Z", "", (("torch", "2.13"),))
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from ugro.core.node import NodeSpec
-from ugro.nodes.inventory import Inventory
+from ugro.kernel.links.cluster import Inventory
+from ugro.kernel.links.model import NodeSpec
 
 
 class Slow:

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from ugro.nodes.keepalive import ANSWER_IN_TIME_S, INTERVAL_S, SILENCE_S, Keepalive
-from ugro.remote import wire
+from ugro.kernel.links.link import ANSWER_IN_TIME_S, INTERVAL_S, SILENCE_S, Keepalive
+from ugro.node import wire
 
 
 class LeapingSelector(selectors.SelectSelector):

@@ -11,15 +11,15 @@ from typing import Any, cast
 
 import pytest
 
-from ugro.agent.tracking.placed_runs import PlacedRuns
-from ugro.agent.tracking.run_tracker import RunTracker
-from ugro.core.errors import Unreachable
-from ugro.core.node import NodeSpec
-from ugro.nodes.diagnosis import DENIED, NAME_NOT_FOUND
-from ugro.nodes.inventory import Inventory
-from ugro.nodes.node import Dialling, Node
-from ugro.nodes.runs import Identity, Runs
-from ugro.nodes.transport import SshOptions
+from ugro.kernel.jobs.engine.placed_runs import PlacedRuns
+from ugro.kernel.jobs.engine.run_tracker import RunTracker
+from ugro.kernel.jobs.engine.runs import Identity, Runs
+from ugro.kernel.links.cluster import Inventory
+from ugro.kernel.links.diagnosis import DENIED, NAME_NOT_FOUND
+from ugro.kernel.links.model import NodeSpec
+from ugro.kernel.links.node import Dialling, Node
+from ugro.kernel.links.transport import SshOptions
+from ugro.kernel.support.errors import Unreachable
 
 _DENIES = 'echo dialled >> "$0"; echo "ann@gpu1: Permission denied (publickey)." >&2; exit 255'
 _IS_DOWN = 'echo dialled >> "$0"; exit 3'

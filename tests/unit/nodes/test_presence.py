@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from ugro.core.errors import RemoteFailure
-from ugro.nodes.presence import Presence, parse
+from ugro.features.power.owners import Presence, parse
+from ugro.kernel.support.errors import RemoteFailure
 
 
 def said(**values: object) -> bytes:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tests.rig.liar import forged
-from ugro.core.errors import RemoteFailure
-from ugro.nodes.runs import RankRecord, parse_news, parse_status
+from ugro.kernel.jobs.engine.runs import RankRecord, parse_news, parse_status
+from ugro.kernel.support.errors import RemoteFailure
 
 _NOW = {"boot_id": "b", "clock_s": 1.5}
 

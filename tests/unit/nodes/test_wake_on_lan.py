@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from ugro.core.node import NodeSpec
-from ugro.nodes import power
-from ugro.remote.messages import Interface
-from ugro.remote.net.wake import magic_packet, send
+from ugro.features.power import nodes as power
+from ugro.features.power.node.wake import magic_packet, send
+from ugro.kernel.links.model import NodeSpec
+from ugro.node.messages import Interface
 
 
 def test_a_magic_packet_is_six_ones_and_the_address_sixteen_times() -> None:

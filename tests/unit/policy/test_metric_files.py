@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ugro.policy.result_selection import Selection, choose
-from ugro.remote.files.listing import RunFile
+from ugro.kernel.files.rules import Selection, choose
+from ugro.node.files.listing import RunFile
 
 
 def test_ignored_files_stay_on_the_node_but_metrics_come() -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ugro.core.job import ResultRule
-from ugro.policy.result_selection import Selection, choose, is_being_written
-from ugro.remote.files.listing import RunFile
+from ugro.kernel.files.rules import Selection, choose, is_being_written
+from ugro.kernel.jobs.model import ResultRule
+from ugro.node.files.listing import RunFile
 
 MIB = 1 << 20
 

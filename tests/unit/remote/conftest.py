@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ugro.remote.state.rundir import AgentDir, RunDir, new_envelope
+from ugro.node.runs.rundir import AgentDir, RunDir, new_envelope
 
 
 @pytest.fixture

@@ -15,8 +15,9 @@ from typing import Any
 
 import pytest
 
-from ugro.remote.bench import devices, machine, network, storage
-from ugro.remote.hardware.gpu_facts import gpu_process
+from ugro.features.hardware.node import devices, machine, network
+from ugro.features.hardware.node import machine as storage
+from ugro.node.hardware.gpu_facts import gpu_process
 
 
 @pytest.fixture

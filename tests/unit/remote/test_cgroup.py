@@ -12,12 +12,11 @@ from pathlib import Path
 import pytest
 
 from tests.rig.waiting import wait_until
-from ugro.nodes.bootstrap import node_program
-from ugro.remote import loader
-from ugro.remote.process import cgroup
-from ugro.remote.process.cgroup import CPU, KILL, MEMORY, Home
-from ugro.remote.runs.enforcement import enforcement
-from ugro.remote.runs.limits import chosen
+from ugro.kernel.links.transport import node_program
+from ugro.node import loader
+from ugro.node.process import cgroup
+from ugro.node.process.cgroup import CPU, KILL, MEMORY, Home, enforcement
+from ugro.node.runs.run_state import chosen
 
 SCOPE = "user.slice/user-1000.slice/user@1000.service/app.slice/ugro-run-7-1-abcd.scope"
 HUNGRY = "held = [bytearray(1 << 20) for _ in range(300)]"  # MiB, and no more if nothing stops it
@@ -110,7 +109,7 @@ def test_a_real_group_holds_its_limits_says_who_was_killed_and_ends_all_that_is_
 
 IN_A_SCOPE = """
 import os, subprocess, sys
-from ugro.remote.process import cgroup
+from ugro.node.process import cgroup
 homes = cgroup.detect()
 assert set(homes) & {cgroup.KILL} and homes[cgroup.KILL].is_scope, homes
 group = cgroup.create("7.1", {cgroup.KILL: homes[cgroup.KILL]})

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from ugro.remote.files import checkpoint_dir
-from ugro.remote.files.checkpoint_dir import CheckpointDir, Checkpoints
-from ugro.remote.files.checkpoints import Resume
-from ugro.remote.files.outputs import Outputs
-from ugro.remote.program import Refused
-from ugro.remote.state.rundir import AgentDir, RunDir
+from ugro.node.files import checkpoint_dir
+from ugro.node.files.api import Resume
+from ugro.node.files.checkpoint_dir import CheckpointDir, Checkpoints
+from ugro.node.files.outputs import Outputs
+from ugro.node.program import Refused
+from ugro.node.runs.rundir import AgentDir, RunDir
 
 
 class Machine:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 from pathlib import Path
 
-from ugro.remote import disk
+from ugro.node import machine as disk
 
 
 def test_a_quota_that_is_used_up_is_not_told_as_a_full_disk_with_much_free(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ugro.remote.hardware.energy import CpuMeter, EnergyMeter, Reading, packages
+from ugro.features.training.on_node import CpuMeter, EnergyMeter, Reading, packages
 
 GAP_S = 10.0
 _TIMES = st.lists(st.floats(0.01, 9.0), min_size=1, max_size=30)

@@ -10,19 +10,18 @@ from pathlib import Path
 import pytest
 
 from tests.rig.code import make, seen
-from ugro.agent.code.scanner import Choices
-from ugro.agent.code.snapshot_store import SnapshotRequest, SnapshotStore
-from ugro.remote import trees
-from ugro.remote.cas.packs import ContentStore
-from ugro.remote.cas.stream import block, record
-from ugro.remote.folders import place as places
-from ugro.remote.folders import receiving, tidy
-from ugro.remote.folders.layout import Layout
-from ugro.remote.folders.place import Place
-from ugro.remote.folders.receiving import Arrival
-from ugro.remote.folders.tidy import Found
-from ugro.remote.program import Refused
-from ugro.remote.state.runspec import FolderAt, RunSpec
+from ugro.kernel.files.code.scanner import Choices
+from ugro.kernel.files.code.snapshot_store import SnapshotRequest, SnapshotStore
+from ugro.node import trees
+from ugro.node.files import folders as places
+from ugro.node.files import folders as tidy
+from ugro.node.files import folders_api as receiving
+from ugro.node.files.folders import Found, Layout, Place
+from ugro.node.files.folders_api import Arrival
+from ugro.node.files.packs import ContentStore
+from ugro.node.program import Refused
+from ugro.node.runs.runspec import FolderAt, RunSpec
+from ugro.node.trees import block, record
 
 CHUNK = trees.CHUNK
 TREE = {
@@ -154,7 +153,7 @@ def test_a_full_disk_is_said_before_a_content_is_sent(
     home: SnapshotStore, node: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tree = taken(home, tmp_path / "source", TREE)
-    monkeypatch.setattr("ugro.remote.disk.free_bytes", lambda path: 1000)  # stands in for a disk
+    monkeypatch.setattr("ugro.node.machine.free_bytes", lambda path: 1000)  # stands in for a disk
     with pytest.raises(Refused, match="is full: 1000 B free; the folder needs 16") as refused:
         send(node, home.store, tree, list(dict.fromkeys(Layout(tree, home.store.entries).trees)))
     assert refused.value.kind == "no-space"

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ugro.core.metrics import read_totals
-from ugro.core.training import MAX_LINE
-from ugro.remote import durable, foreign
-from ugro.remote.runs.elastic import read_members
-from ugro.remote.state.rundir import AgentDir
+from ugro.kernel.telemetry.model import read_totals
+from ugro.kernel.telemetry.records import MAX_LINE
+from ugro.node import durable, foreign
+from ugro.node.runs.ranks import read_members
+from ugro.node.runs.rundir import AgentDir
 
 ENDLESS = "[" * 100_000
 DEEP = "[" * 200 + "]" * 200

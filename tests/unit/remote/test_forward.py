@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import socket
 
-from ugro.remote import wire
-from ugro.remote.net import forward
-from ugro.remote.program import Call, Program
+from ugro.node import net as forward
+from ugro.node import wire
+from ugro.node.program import Call, Program
 
 
 def test_a_socket_whose_name_is_too_long_takes_no_place() -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ugro.remote.globs import Glob, PathGlob
+from ugro.node.globs import Glob, PathGlob
 
 NAMES = st.text("ab*?[]!-^\\.\n", max_size=8)
 PATTERNS = st.text("ab*?[]!-^\\.", max_size=8)

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from tests.rig.waiting import wait_until_dead
-from ugro.remote.hardware.gpu_facts import SourceAbsentError, SourceError
-from ugro.remote.hardware.gpu_tools import AmdSmi, NvidiaSmi, RocmSmi
-from ugro.remote.hardware.gpus import Sources
+from ugro.node.hardware.gpu_facts import SourceAbsentError, SourceError
+from ugro.node.hardware.gpu_tools import AmdSmi, NvidiaSmi, RocmSmi
+from ugro.node.hardware.gpus import Sources
 
 MIB = 1024**2
 

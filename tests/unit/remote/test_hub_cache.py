@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ugro.remote.folders import hub_cache
+from ugro.features.recipes import on_node as hub_cache
 
 
 def put(cache: Path, repo: str, files: dict[str, str], kind: str = "model", revision: str = "abc123") -> Path:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ugro.agent.engine.leases import dead_after_s
-from ugro.remote.runs.lease import (
+from ugro.kernel.jobs.engine.leases import dead_after_s
+from ugro.node.runs.reaper import (
     KILL,
     KILL_AFTER_S,
     PATIENCE_S,

@@ -9,14 +9,13 @@ import sys
 from dataclasses import fields
 from pathlib import Path
 
-from ugro.core.node import Facts, Machine
-from ugro.core.support.codec import decode
-from ugro.nodes import bootstrap
-from ugro.remote import loader
-from ugro.remote.checks import check
-from ugro.remote.hardware import probe
-from ugro.remote.main import MODULES
-from ugro.remote.messages import CHECKS, METHODS
+from ugro.kernel.links import transport as bootstrap
+from ugro.kernel.links.model import Facts, Machine
+from ugro.kernel.support.codec import decode
+from ugro.node import check, loader
+from ugro.node.hardware import probe
+from ugro.node.main import MODULES
+from ugro.node.messages import CHECKS, METHODS
 
 
 def test_every_method_that_is_served_is_declared_and_the_other_way_round() -> None:
@@ -33,12 +32,12 @@ def test_the_node_program_starts_without_loading_what_it_serves(tmp_path: Path) 
     archive.write_bytes(bootstrap.node_program().content)
     code = (
         f"import sys; exec({inspect.getsource(loader)!r}); install(open(sys.argv[1], 'rb').read())\n"
-        "import ugro.remote.home, ugro.remote.main; print(*sys.modules)"
+        "import ugro.node.home, ugro.node.main; print(*sys.modules)"
     )
     argv = [sys.executable, "-I", "-S", "-c", code, str(archive)]
     loaded = subprocess.run(argv, capture_output=True, text=True, check=True)
-    assert "ugro.remote.main" in loaded.stdout.split()
-    late = {"typing", "dataclasses", "ugro.remote.messages", "ugro.remote.state.rundir", *MODULES.values()}
+    assert "ugro.node.main" in loaded.stdout.split()
+    late = {"typing", "dataclasses", "ugro.node.messages", "ugro.node.runs.rundir", *MODULES.values()}
     assert not late & set(loaded.stdout.split())
 
 

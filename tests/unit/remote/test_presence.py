@@ -14,14 +14,24 @@ import pytest
 
 from tests.rig.person import Person
 from tests.rig.waiting import wait_until
-from ugro.remote.hardware.gpu_facts import GpuProcess, gpu_process, unread_gpu
-from ugro.remote.hardware.gpus import Answer
-from ugro.remote.identity import user_name
-from ugro.remote.presence.display import Displays, graphical, idle_by, is_telling
-from ugro.remote.presence.gpu_users import GpuUsers
-from ugro.remote.presence.input_devices import InputDevices, interrupts_of, parse_devices
-from ugro.remote.presence.signs import Record, Sign, Watch
-from ugro.remote.presence.terminals import Terminals, is_ours, terminal_of, used_by_people
+from ugro.features.power.node.presence import (
+    Displays,
+    GpuUsers,
+    InputDevices,
+    Terminals,
+    graphical,
+    idle_by,
+    interrupts_of,
+    is_ours,
+    is_telling,
+    parse_devices,
+    terminal_of,
+    used_by_people,
+)
+from ugro.features.power.node.signs import Record, Sign, Watch
+from ugro.node.hardware.gpu_facts import GpuProcess, gpu_process, unread_gpu
+from ugro.node.hardware.gpus import Answer
+from ugro.node.machine import user_name
 
 # --- terminals ------------------------------------------------------------------------------------------------------
 

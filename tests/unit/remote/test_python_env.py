@@ -7,17 +7,15 @@ from typing import Any
 
 import pytest
 
-from ugro.remote import durable
-from ugro.remote.identity import machine_id
-from ugro.remote.python_env import tidy
-from ugro.remote.python_env.commands import Installer
-from ugro.remote.python_env.failures import Failed, Mask, explain
-from ugro.remote.python_env.indexes import index_variables
-from ugro.remote.python_env.installers import Site, Uv
-from ugro.remote.python_env.place import Place, delete
-from ugro.remote.python_env.recipe import Recipe, required_names
-from ugro.remote.python_env.tidy import Found, choose
-from ugro.remote.state.runspec import RunSpec
+from ugro.features.environments.node import tidy
+from ugro.features.environments.node.build import Installer
+from ugro.features.environments.node.failures import Failed, Mask, explain, index_variables
+from ugro.features.environments.node.installers import Site, Uv
+from ugro.features.environments.node.place import Place, Recipe, delete, required_names
+from ugro.features.environments.node.tidy import Found, choose
+from ugro.node import durable
+from ugro.node.machine import machine_id
+from ugro.node.runs.runspec import RunSpec
 
 HASH = "--hash=sha256:" + 64 * "a"
 GB = 1 << 30

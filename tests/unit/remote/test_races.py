@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 
 from tests.rig.code import CodeRig
-from ugro.remote import durable, trees
-from ugro.remote.cas import contents, fsync
-from ugro.remote.cas.packs import PackWriter
-from ugro.remote.process import terminate
-from ugro.remote.process_id import ProcessName
-from ugro.remote.runs import stop
-from ugro.remote.state.rundir import RunDir
+from ugro.node import durable, trees
+from ugro.node.files import contents
+from ugro.node.files import packs as fsync
+from ugro.node.files.packs import PackWriter
+from ugro.node.process import terminate
+from ugro.node.process.terminate import ProcessName
+from ugro.node.runs import stop
+from ugro.node.runs.rundir import RunDir
 
 SPEC = {"ranks": [{"rank": 0, "argv": ["true"]}]}
 

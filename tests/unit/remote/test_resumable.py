@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ugro.remote.files import resumable
-from ugro.remote.files.resumable import BLOCK, Head, Reader, StreamError
+from ugro.node.files import transfer as resumable
+from ugro.node.files.transfer import BLOCK, Head, Reader, StreamError
 
 HEADER = struct.Struct(">IBQQQqQI")
 TRAILER = struct.Struct(">BI")

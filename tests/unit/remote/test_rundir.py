@@ -18,19 +18,20 @@ from typing import Any
 import pytest
 
 from tests.rig.waiting import wait_until
-from ugro.remote import durable
-from ugro.remote.clock import age_s, boot_id, clock_s, moment
-from ugro.remote.durable import Numbers
-from ugro.remote.files import capped_log
-from ugro.remote.identity import user_name
-from ugro.remote.program import Refused
-from ugro.remote.python_env import deleting, making
-from ugro.remote.runs import daemonize, ports, proc_title, stop
-from ugro.remote.runs import linger as survival
-from ugro.remote.state import rundir
-from ugro.remote.state.fence import Fence
-from ugro.remote.state.rundir import EXIT_BYTES, POINTS, AgentDir, RunDir, new_envelope
-from ugro.remote.state.runspec import RunSpec
+from ugro.features.environments.node import making
+from ugro.features.environments.node import tidy as deleting
+from ugro.node import durable
+from ugro.node import machine as survival
+from ugro.node.clock import age_s, boot_id, clock_s, moment
+from ugro.node.durable import Numbers
+from ugro.node.machine import user_name
+from ugro.node.program import Refused
+from ugro.node.runs import daemonize, ports, rundir, stop
+from ugro.node.runs import daemonize as proc_title
+from ugro.node.runs import logs as capped_log
+from ugro.node.runs.fence import Fence
+from ugro.node.runs.rundir import EXIT_BYTES, POINTS, AgentDir, RunDir, new_envelope
+from ugro.node.runs.runspec import RunSpec
 
 SPEC = {"ranks": [{"rank": 0, "argv": ["true"]}]}
 SOURCES = Path(rundir.__file__).parents[1]

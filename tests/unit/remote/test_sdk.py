@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from ugro.remote.runs import sdk
-from ugro.remote.state.rundir import AgentDir, RunDir
-from ugro.remote.state.runspec import RunSpec
+from ugro.node.files import workdir as sdk
+from ugro.node.runs.rundir import AgentDir, RunDir
+from ugro.node.runs.runspec import RunSpec
 
 
 def run_in(root: Path) -> RunDir:

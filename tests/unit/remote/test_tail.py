@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ugro.remote.files.tail import Pace
+from ugro.node.runs.logs import Pace
 
 
 def longest_pause_s(pace: Pace) -> float:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ugro.remote.python_env.torch_build import SOURCE
+from ugro.node.system import SOURCE
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import stat
 
 import pytest
 
-from ugro.remote.trust import Account, fault_above, fault_inside
+from ugro.node.home import Account, fault_above, fault_inside
 
 ME, OTHER = 1000, 1001
 PRIVATE, SHARED = 1000, 100

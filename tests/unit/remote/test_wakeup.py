@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ugro.remote.wakeup import is_readable
+from ugro.node.process.execute import is_readable
 
 HIGH = 1500
 

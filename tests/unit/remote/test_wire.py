@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ugro.remote import wire
-from ugro.remote.wire import Decoder, ProtocolError, frame, message, parse
+from ugro.node import wire
+from ugro.node.wire import Decoder, ProtocolError, frame, message, parse
 
 KINDS = st.sampled_from(sorted(wire.KINDS))
 NUMBERS = st.integers(0, 2**32 - 1)

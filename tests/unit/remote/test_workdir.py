@@ -11,16 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from ugro.remote import trees
-from ugro.remote.cas import contents
-from ugro.remote.cas.packs import ContentStore, PackWriter
-from ugro.remote.clock import boot_id, clock_s
-from ugro.remote.files.outputs import Outputs
-from ugro.remote.files.workdir import WorkDir
-from ugro.remote.program import Refused
-from ugro.remote.state.rundir import AgentDir, RunDir
-from ugro.remote.state.runspec import RunSpec
-from ugro.remote.trees import TreeEntry
+from ugro.node import trees
+from ugro.node.clock import boot_id, clock_s
+from ugro.node.files import contents
+from ugro.node.files.outputs import Outputs
+from ugro.node.files.packs import ContentStore, PackWriter
+from ugro.node.files.workdir import WorkDir
+from ugro.node.program import Refused
+from ugro.node.runs.rundir import AgentDir, RunDir
+from ugro.node.runs.runspec import RunSpec
+from ugro.node.trees import TreeEntry
 
 CODE = {"train.py": b"print(1)", "data/table.csv": b"a,b\n", "data/empty": b"", "pkg/__init__.py": b""}
 

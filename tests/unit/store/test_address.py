@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from ugro.core.errors import ConfigError, UgroError
-from ugro.core.support.state_dir import StateDir
-from ugro.store.address import PostgresAddress, make_address, read_address, write_address
+from ugro.kernel.store.address import PostgresAddress, make_address, read_address, write_address
+from ugro.kernel.support.errors import ConfigError, UgroError
+from ugro.kernel.support.state_dir import StateDir
 
 
 @pytest.mark.parametrize(

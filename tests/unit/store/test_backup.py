@@ -16,11 +16,11 @@ import pytest
 from tests.rig import disk
 from tests.rig.damage import JOBS, clean_state, garbage_in_page_of, killed_state, log_of, shorten, zero_page_of
 from tests.rig.stores import in_store
-from ugro.core.errors import Damaged, UgroError
-from ugro.core.job import JobSpec
-from ugro.store import backup
-from ugro.store.backup_folder import BackupFolder
-from ugro.store.database import Store
+from ugro.kernel.jobs.model import JobSpec
+from ugro.kernel.store import backup
+from ugro.kernel.store.backup import BackupFolder
+from ugro.kernel.store.database import Store
+from ugro.kernel.support.errors import Damaged, UgroError
 
 MOST = 5000
 

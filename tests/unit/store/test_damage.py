@@ -22,11 +22,11 @@ from tests.rig.damage import (
     killed_state,
     log_of,
 )
-from ugro.core.errors import Damaged, UgroError
-from ugro.core.job import JobSpec
-from ugro.store.database import Store
-from ugro.store.engine import Opening, newest_schema
-from ugro.store.examine import Thoroughness, examine
+from ugro.kernel.jobs.model import JobSpec
+from ugro.kernel.store.database import Store
+from ugro.kernel.store.engine import Opening, newest_schema
+from ugro.kernel.store.examine import Thoroughness, examine
+from ugro.kernel.support.errors import Damaged, UgroError
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +104,7 @@ def test_what_was_found_is_reported_before_anything_is_written(states: dict[str,
 
     with pytest.raises(UgroError, match="not now"):
         count_jobs(file, Opening(on_examined=refuse))
-    assert seen == [newest_schema("ugro.store")]
+    assert seen == [newest_schema("ugro.kernel.store")]
     assert file.read_bytes() == before
 
 

@@ -16,17 +16,17 @@ from typing import TypeVar
 import pytest
 
 from tests.rig.stores import store_at, where
-from ugro.core.errors import UgroError
-from ugro.store.database import Store
+from ugro.kernel.store.database import Store
+from ugro.kernel.support.errors import UgroError
 
 T = TypeVar("T")
 
 _DRAIN_AND_DIE = """
 import asyncio, os, signal, sys
 from pathlib import Path
-from ugro.store.address import PostgresAddress
-from ugro.store.database import Store
-from ugro.store.locate import postgres_at
+from ugro.kernel.store.address import PostgresAddress
+from ugro.kernel.store.database import Store
+from ugro.kernel.store.address import postgres_at
 
 async def main():
     is_url = sys.argv[1].startswith("postgresql:")

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ugro.store import dialect
-from ugro.store.dialect import migration, storable, stored, translated
+from ugro.kernel.store import postgres_connection as dialect
+from ugro.kernel.store.postgres_connection import migration, storable, stored, translated
 
 
 @pytest.mark.parametrize(

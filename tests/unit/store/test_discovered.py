@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from tests.rig.stores import in_store
-from ugro.core.discovery import Candidate, Member
-from ugro.core.job import Ending, JobSpec, JobState, Launcher, Placement, Share
-from ugro.store.database import Store
-from ugro.store.job_moves import StaleMove
+from ugro.features.discovery.model import Candidate, Member
+from ugro.kernel.jobs.model import Ending, JobSpec, JobState, Launcher, Placement, Share
+from ugro.kernel.jobs.moves import StaleMove
+from ugro.kernel.store.database import Store
 
 GPU1 = Candidate("gpu1", "10.0.0.1", "ann", 2222, ("fast",), ("zookeeper", "mdns"))
 ON_GPU1 = Placement((Share("gpu1", gpus=(0,)),))

@@ -6,8 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from tests.rig.stores import in_store
-from ugro.agent.tracking.measured import MeasuredHardware
-from ugro.core.figures import (
+from ugro.features.hardware.model import (
     AllReduceFigures,
     CpuFigures,
     DeviceFigures,
@@ -17,8 +16,9 @@ from ugro.core.figures import (
     NodeFigures,
     StorageFigures,
 )
-from ugro.store.database import Store
-from ugro.store.hardware import KEPT_RUNS
+from ugro.features.hardware.service import MeasuredHardware
+from ugro.features.hardware.store import KEPT_RUNS
+from ugro.kernel.store.database import Store
 
 WHEN = "2026-01-01T00:00:00+00:00"
 LATER = "2026-02-01T00:00:00+00:00"

@@ -6,9 +6,9 @@ import asyncio
 from pathlib import Path
 
 from tests.rig.stores import in_store
-from ugro.core.hook import DeliveryState, HookName
-from ugro.store.database import Store
-from ugro.store.hooks import MOST_OVER, MOST_WAITING, NewDelivery
+from ugro.features.hooks.model import DeliveryState, HookName
+from ugro.features.hooks.store import MOST_OVER, MOST_WAITING, NewDelivery
+from ugro.kernel.store.database import Store
 
 
 def new(number: int, hook: HookName = HookName.JOB_ENDED, *, is_test: bool = False) -> NewDelivery:

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.rig.stores import sql, store_at
-from ugro.core.errors import NotAllowed, NotFound, UgroError
-from ugro.core.job import (
+from ugro.kernel.jobs.model import (
     FINAL_STATES,
     MOVES,
     Ending,
@@ -25,9 +24,9 @@ from ugro.core.job import (
     Sharing,
     check_move,
 )
-from ugro.store.job_moves import StaleMove
-from ugro.store.jobs import JobStore
-from ugro.store.submissions import About
+from ugro.kernel.jobs.moves import About, StaleMove
+from ugro.kernel.jobs.store import JobStore
+from ugro.kernel.support.errors import NotAllowed, NotFound, UgroError
 
 GPU = Placement((Share("gpu1", gpus=(0,)),))
 

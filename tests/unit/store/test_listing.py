@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from tests.rig.stores import store_at
-from ugro.core.job import After, JobSpec, Resources
-from ugro.store.listing import Listed
-from ugro.store.submissions import About
+from ugro.kernel.jobs.model import After, JobSpec, Resources
+from ugro.kernel.jobs.moves import About
+from ugro.kernel.jobs.rows import Listed
 
 LARGE = JobSpec(
     "large",

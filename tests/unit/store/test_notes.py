@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from tests.rig.stores import in_store
-from ugro.core.errors import UgroError, UsageError
-from ugro.core.job import JobSpec, JobState
-from ugro.core.note import MAX_TAGS, MAX_TEXT, Note, checked_tags, checked_text
-from ugro.store.database import Store
+from ugro.features.experiments.model import MAX_TAGS, MAX_TEXT, Note, checked_tags, checked_text
+from ugro.kernel.jobs.model import JobSpec, JobState
+from ugro.kernel.store.database import Store
+from ugro.kernel.support.errors import UgroError, UsageError
 
 
 def test_two_who_add_a_tag_at_once_both_have_it(tmp_path: Path) -> None:

@@ -10,10 +10,9 @@ import pytest
 
 from tests.rig import disk
 from tests.rig.disk import SmallDisk
-from ugro.core.errors import UgroError
-from ugro.store.connection import Connection
-from ugro.store.engine import Database
-from ugro.store.reserve import LEAST_BYTES, PIECE_BYTES, PIECES, Reserve, is_short
+from ugro.kernel.store.connection import Connection
+from ugro.kernel.store.engine import LEAST_BYTES, PIECE_BYTES, PIECES, Database, Reserve, is_short
+from ugro.kernel.support.errors import UgroError
 
 pytestmark = pytest.mark.skipif(disk.available() is not None, reason=str(disk.available()))
 WHOLE = PIECES * PIECE_BYTES

@@ -7,11 +7,9 @@ from pathlib import Path
 import pytest
 
 from tests.rig.stores import in_store
-from ugro.core.environment import Environment
-from ugro.core.job import Job, JobSpec, JobState, Placement, Share
-from ugro.store.database import Store
-from ugro.store.smalllogs import SmallLog
-from ugro.store.submissions import About
+from ugro.kernel.jobs.model import Environment, Job, JobSpec, JobState, Placement, Share
+from ugro.kernel.jobs.moves import About, SmallLog
+from ugro.kernel.store.database import Store
 
 SPEC = JobSpec("train", ("true",), is_cached=True)
 KEYED = About(cache_key="k")

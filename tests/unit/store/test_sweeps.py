@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from tests.unit.store.test_database import in_store
-from ugro.core.errors import NotFound
-from ugro.core.sweep import Budget, Point, Sweep, SweepState, Trial, TrialState
-from ugro.store.database import Store
-from ugro.store.sweeps import NewSweep
+from ugro.features.sweeps.model import Budget, Point, Sweep, SweepState, Trial, TrialState
+from ugro.features.sweeps.store import NewSweep
+from ugro.kernel.store.database import Store
+from ugro.kernel.support.errors import NotFound
 
 NEW = NewSweep("k1", "train", "ann", "{}", '{"snapshot":"abc"}', Budget(trials=3, time_s=1.5))
 

@@ -11,31 +11,29 @@ import pytest
 from tests.rig.stores import in_store, sql
 from tests.unit.policy.ray.clusters import cluster
 from tests.unit.policy.serving.places import service
-from ugro.core.alert import Alert, Severity
-from ugro.core.audit import AuditEntry
-from ugro.core.environment import Environment
-from ugro.core.errors import NotAllowed, NotFound, UgroError
-from ugro.core.job import After, Ending, Job, JobSpec, JobState, Placement, Share
-from ugro.core.power import PowerRecord, PowerState
-from ugro.core.python_env import Blob
-from ugro.core.ray_cluster import ClusterState
-from ugro.core.service import Service, ServiceState
-from ugro.core.support import clock
-from ugro.core.support.codec import dumps
-from ugro.core.sweep import Budget
-from ugro.policy.lifecycle.clock import Memory
-from ugro.policy.lifecycle.newer_state import Cancel, Settle, Take
-from ugro.remote.messages import Interface
-from ugro.store.database import Store
-from ugro.store.job_moves import StaleMove
-from ugro.store.listing import Listed
-from ugro.store.power import Known
-from ugro.store.python_envs import EnvFiles, Resolution
-from ugro.store.retention import Due
-from ugro.store.services import MOST_ENDED
-from ugro.store.smalllogs import SmallLog
-from ugro.store.standing import Decision
-from ugro.store.sweeps import NewSweep
+from ugro.features.alerts.model import Alert, Severity
+from ugro.features.environments.model import Blob
+from ugro.features.environments.store import EnvFiles, Resolution
+from ugro.features.power.model import PowerRecord, PowerState
+from ugro.features.power.store import Known
+from ugro.features.ray.model import ClusterState
+from ugro.features.retention.store import Due
+from ugro.features.safe_mode.rules import Cancel, Settle, Take
+from ugro.features.services.model import Service, ServiceState
+from ugro.features.services.store import MOST_ENDED
+from ugro.features.sweeps.model import Budget
+from ugro.features.sweeps.store import NewSweep
+from ugro.kernel.access.model import AuditEntry
+from ugro.kernel.agent.rules import Memory
+from ugro.kernel.jobs.model import After, Ending, Environment, Job, JobSpec, JobState, Placement, Share
+from ugro.kernel.jobs.moves import SmallLog, StaleMove
+from ugro.kernel.jobs.rows import Listed
+from ugro.kernel.store.database import Store
+from ugro.kernel.store.standing import Decision
+from ugro.kernel.support import moments as clock
+from ugro.kernel.support.codec import dumps
+from ugro.kernel.support.errors import NotAllowed, NotFound, UgroError
+from ugro.node.messages import Interface
 
 SPEC = JobSpec("Train-ü", ("true",))
 GPU = Placement((Share("gpu1", gpus=(0,)),))

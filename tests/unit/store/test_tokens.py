@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.rig.stores import in_store
-from ugro.core.errors import NotAllowed, NotFound
-from ugro.core.identity import ApiToken, Role
-from ugro.store.database import Store
+from ugro.kernel.access.model import ApiToken, Role
+from ugro.kernel.store.database import Store
+from ugro.kernel.support.errors import NotAllowed, NotFound
 
 _TOKEN = ApiToken(
     id=0,

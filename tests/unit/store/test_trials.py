@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from tests.unit.store.test_database import in_store
-from ugro.core.job import JobSpec, JobState
-from ugro.core.planning import Forecast, JointTrial, NodeTrial, Point, Prediction, RankTrial
-from ugro.store import trials
-from ugro.store.database import Store
+from ugro.features.planning import store as trials
+from ugro.features.planning.model import Forecast, JointTrial, NodeTrial, Point, Prediction, RankTrial
+from ugro.kernel.jobs.model import JobSpec, JobState
+from ugro.kernel.store.database import Store
 
 ALONE = NodeTrial("gpu1", "RTX 4070", (RankTrial((Point(8, 0.5, 0.1, 4, 1000),), 0.1, 0.0, 64),), 96, 10, 40)
 TOGETHER = JointTrial(("gpu1", "gpu2"), (64, 32), (0.5, 0.4), 0.1, 0.6)

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from tests.rig.stores import in_store
-from ugro.core.job import Job, JobSpec, JobState, Placement, Resources, Share, Sharing
-from ugro.core.quota import HOUR_S
-from ugro.core.support import clock
-from ugro.core.support.moment import Instant
-from ugro.core.usage import hours_between
-from ugro.store import usage
-from ugro.store.database import Store
+from ugro.features.quotas.model import HOUR_S
+from ugro.kernel.jobs import moves as usage
+from ugro.kernel.jobs.model import Job, JobSpec, JobState, Placement, Resources, Share, Sharing
+from ugro.kernel.jobs.records import hours_between
+from ugro.kernel.store.database import Store
+from ugro.kernel.support import moments as clock
+from ugro.kernel.support.moments import Instant
 
 GPUS = Placement((Share("n1", (0, 1), cpus=2), Share("n2", cpus=3)))
 

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from ugro.telemetry import bins as binning
-from ugro.telemetry import records
-from ugro.telemetry.columns import BadColumn, pack_real, pack_whole, unpack_real, unpack_whole
+from ugro.kernel.telemetry import bins as binning
+from ugro.kernel.telemetry import rules as records
+from ugro.kernel.telemetry.bins import BadColumn, pack_real, pack_whole, unpack_real, unpack_whole
 
 STEP = some.integers(-(2**53), 2**53)
 

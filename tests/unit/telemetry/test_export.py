@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from tests.rig import disk
 from tests.rig.disk import SmallDisk
 from tests.unit.config.test_load import config_of
-from ugro.core.errors import ConfigError
-from ugro.telemetry.export.encoding import Sample, as_lines, as_otlp
-from ugro.telemetry.export.spool import Spool
+from ugro.features.trackers.delivery import Sample, Spool, as_lines, as_otlp
+from ugro.kernel.support.errors import ConfigError
 
 RUN = Sample("job/17", 1, 0, "loss", 1_700_000_000_123, 42, 0.5)
 NODE = Sample("node/gpu1", 0, 0, "gpu0 use", 1_700_000_000_123, 1_700_000_000, 0.25)

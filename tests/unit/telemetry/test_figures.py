@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.rig.stores import in_metric_store
-from ugro.core.experiment import Figure
-from ugro.telemetry.curves import Wanted
-from ugro.telemetry.metricstore import Limits, MetricStore
-from ugro.telemetry.series import Points, SeriesKey
+from ugro.kernel.telemetry.curves import Points, SeriesKey, Wanted
+from ugro.kernel.telemetry.metricstore import Limits, MetricStore
+from ugro.kernel.telemetry.model import Figure
 
 LOSS = SeriesKey("job/1", 1, 0, "loss")
 

@@ -19,11 +19,10 @@ import pytest
 
 from tests.rig.damage import garbage_in_page_of
 from tests.rig.stores import in_metric_store
-from ugro.core.errors import Damaged
-from ugro.telemetry.collector import Collector
-from ugro.telemetry.curves import Curve, Wanted
-from ugro.telemetry.metricstore import Batch, Limits, MetricStore, Place, Source, job_owner, node_owner
-from ugro.telemetry.series import CHUNK, Points, SeriesKey
+from ugro.kernel.support.errors import Damaged
+from ugro.kernel.telemetry.collector import Collector
+from ugro.kernel.telemetry.curves import CHUNK, Curve, Points, SeriesKey, Wanted
+from ugro.kernel.telemetry.metricstore import Batch, Limits, MetricStore, Place, Source, job_owner, node_owner
 
 LOSS = SeriesKey("job/1", 1, 0, "loss")
 SOURCE = Source("job/1", 1, "output/metrics.jsonl")
@@ -353,8 +352,8 @@ def test_a_store_whose_damage_is_met_in_use_is_put_aside_and_the_next_call_works
 _COLLECT = """
 import asyncio, sys
 from pathlib import Path
-from ugro.telemetry.collector import Collector
-from ugro.telemetry.metricstore import MetricStore
+from ugro.kernel.telemetry.collector import Collector
+from ugro.kernel.telemetry.metricstore import MetricStore
 
 async def main(folder):
     store = MetricStore(folder / "metrics.db")

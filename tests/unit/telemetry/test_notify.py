@@ -12,12 +12,10 @@ from pathlib import Path
 import pytest
 
 from tests.rig.receivers import HttpReceiver, MailReceiver, http_receiver, mail_receiver
-from ugro.config.channels import Channel
-from ugro.config.load import parse_config
-from ugro.core.errors import ConfigError
-from ugro.telemetry.channels import SendFailure
-from ugro.telemetry.message import Message
-from ugro.telemetry.notify import Notifier, Patience
+from ugro.features.alerts.channels import Message, Notifier, Patience, SendFailure
+from ugro.features.alerts.config import Channel
+from ugro.kernel.config.load import parse_config
+from ugro.kernel.support.errors import ConfigError
 
 HOT = Message(
     "GPU 0 of gpu1 is at 91 °C <b>",

@@ -24,13 +24,12 @@ from tests.rig.metric_files import (
     wandb_file,
 )
 from tests.rig.stores import in_metric_store
-from ugro.telemetry.collector import Collector
-from ugro.telemetry.curves import Wanted
-from ugro.telemetry.metricstore import MOST_FOUND, MetricStore
-from ugro.telemetry.series import Points
-from ugro.telemetry.sources import tensorboard, wandb
-from ugro.telemetry.sources.discovery import prefixes, writer_of
-from ugro.telemetry.sources.reading import Piece, Read, Reading
+from ugro.features.trackers import readers as tensorboard
+from ugro.features.trackers import wandb
+from ugro.kernel.telemetry.collector import Collector, prefixes, writer_of
+from ugro.kernel.telemetry.curves import Points, Wanted
+from ugro.kernel.telemetry.metricstore import MOST_FOUND, MetricStore
+from ugro.kernel.telemetry.readers import Piece, Read, Reading
 
 EVENTS = "events.out.tfevents.1700000000.host.17.0"
 

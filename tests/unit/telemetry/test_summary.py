@@ -11,13 +11,20 @@ import pytest
 from tests.rig.metric_files import simple
 from tests.rig.stores import in_metric_store
 from tests.rig.training import Pretend
-from ugro.core.experiment import Experiment
-from ugro.core.job import JobState
-from ugro.core.metrics import Measured, MetricsSummary, is_averaged, main_loss, read_totals, summary
-from ugro.policy.experiments.columns import Column
-from ugro.telemetry.collector import Collector
-from ugro.telemetry.curves import Wanted
-from ugro.telemetry.metricstore import MetricStore
+from ugro.features.experiments.rules.table import Column
+from ugro.kernel.jobs.model import JobState
+from ugro.kernel.telemetry.collector import Collector
+from ugro.kernel.telemetry.curves import Wanted
+from ugro.kernel.telemetry.metricstore import MetricStore
+from ugro.kernel.telemetry.model import (
+    Experiment,
+    Measured,
+    MetricsSummary,
+    is_averaged,
+    main_loss,
+    read_totals,
+    summary,
+)
 
 
 async def measured(store: MetricStore) -> Measured:

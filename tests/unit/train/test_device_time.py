@@ -7,20 +7,19 @@ from typing import Any
 
 import pytest
 
-from ugro.policy.balance.mode import Mode
-from ugro.policy.balance.planner import Balancer, Batch
-from ugro.train import start
+from ugro.train import surroundings as start
 from ugro.train.balance import Balance
-from ugro.train.batchnorm import Company, synchronised
-from ugro.train.clock import Moments, phases
+from ugro.train.failures import Room
 from ugro.train.group import Group
-from ugro.train.local.exchange import Flight, Format
-from ugro.train.local.stepping import LocalStepping, Tally
-from ugro.train.memory import Room
-from ugro.train.sampler import Progress, Schedule, Slice
+from ugro.train.local_course import LocalStepping, Tally
+from ugro.train.local_exchange import Flight, Format
+from ugro.train.parallel.way import Company, synchronised
+from ugro.train.rules.balance import Balancer, Batch
+from ugro.train.rules.shares import Mode
+from ugro.train.samples import Progress, Schedule, Slice
 from ugro.train.stepping import Stepping
 from ugro.train.surroundings import Surroundings
-from ugro.train.telemetry import History, Word
+from ugro.train.telemetry import History, Moments, Word, phases
 from ugro.train.trial import Trial, Wish
 
 torch = pytest.importorskip("torch")

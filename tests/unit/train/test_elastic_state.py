@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from ugro.train.elastic import state
-from ugro.train.elastic.meeting import Formed
+from ugro.train import saving as state
+from ugro.train.elastic_meeting import Formed
 
 torch = pytest.importorskip("torch")
 

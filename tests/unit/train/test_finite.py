@@ -10,17 +10,16 @@ from typing import Any
 
 import pytest
 
-from ugro.policy.training.nan import MOST_IN_A_ROW, OnNan
 from ugro.train.balance import Balance
-from ugro.train.clock import CpuClock
-from ugro.train.finite import Finite, NotFinite
+from ugro.train.failures import Finite, NotFinite
 from ugro.train.group import Group
-from ugro.train.local.stepping import LocalStepping, Tally
-from ugro.train.notices import Notices
-from ugro.train.sampler import Progress, Slice
+from ugro.train.local_course import LocalStepping, Tally
+from ugro.train.reporting import Notices
+from ugro.train.rules.failures import MOST_IN_A_ROW, OnNan
+from ugro.train.samples import Progress, Slice
 from ugro.train.stepping import Stepping
 from ugro.train.surroundings import Surroundings
-from ugro.train.telemetry import History
+from ugro.train.telemetry import CpuClock, History
 
 torch = pytest.importorskip("torch")
 

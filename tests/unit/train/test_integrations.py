@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from ugro.core.errors import UgroError
+from ugro.kernel.support.errors import UgroError
 
 _NAMES = {
     "huggingface": ("transformers", "transformers", "TrainerCallback"),

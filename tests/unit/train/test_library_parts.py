@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ugro.core.errors import NotFound, UgroError
-from ugro.policy.balance.planner import Plan
-from ugro.train.integrations import places
-from ugro.train.integrations.portions import Portion, cut, iterations
-from ugro.train.integrations.versions import Supported, numbers
-from ugro.train.sampler import Order, Progress, Schedule, Slice, slices
+from ugro.kernel.support.errors import NotFound, UgroError
+from ugro.train import checkpoint as places
+from ugro.train.integrations.journal import Supported, numbers
+from ugro.train.loader import Portion, cut, iterations
+from ugro.train.rules.balance import Plan
+from ugro.train.samples import Order, Progress, Schedule, Slice, slices
 
 SHARES = ((14, 7, 3), (8, 8, 8), (20, 2, 2))
 
@@ -82,7 +82,7 @@ def test_a_rank_without_samples_takes_part_with_some_that_do_not_count() -> None
 
 def test_a_sampler_s_order_depends_on_seed_and_epoch_alone() -> None:
     torch = pytest.importorskip("torch")
-    from ugro.train.integrations.orders import Sampled, order_of
+    from ugro.train.loader import Sampled, order_of
 
     sampler = torch.utils.data.WeightedRandomSampler([1.0, 2.0, 3.0, 4.0], 50)
     order = order_of(sampler, 8, drops_last=False, agree=lambda digest: True)
@@ -101,7 +101,7 @@ def test_a_sampler_s_order_depends_on_seed_and_epoch_alone() -> None:
 
 def test_a_sampler_of_batches_is_refused() -> None:
     torch = pytest.importorskip("torch")
-    from ugro.train.integrations.orders import order_of
+    from ugro.train.loader import order_of
 
     batches = torch.utils.data.BatchSampler(range(10), 3, False)
     with pytest.raises(UgroError, match="does not return indices"):

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ugro.train.low_rank import LowRank
+from ugro.train.parallel.ddp import LowRank
 
 torch = pytest.importorskip("torch")
 

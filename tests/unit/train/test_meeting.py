@@ -10,9 +10,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pytest
 
 from tests.rig.waiting import wait_until
-from ugro.core.errors import UgroError
-from ugro.train.elastic.errors import LeftBehind
-from ugro.train.elastic.meeting import Formed, Meeting, Rules
+from ugro.kernel.support.errors import UgroError
+from ugro.train.elastic_meeting import Formed, LeftBehind, Meeting, Rules
 
 torch = pytest.importorskip("torch")
 

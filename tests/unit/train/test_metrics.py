@@ -17,12 +17,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.rig.waiting import wait_until
-from ugro.train.metrics import Metrics, plain
+from ugro.train.reporting import Metrics, plain
 
 _WRITER = """
 import sys
 from pathlib import Path
-from ugro.train.metrics import Metrics
+from ugro.train.reporting import Metrics
 metrics = Metrics(Path(sys.argv[1]), {"attempt": int(sys.argv[2])})
 for number in range(int(sys.argv[3])):
     metrics.put({"kind": "log", "step": number, "values": {"loss": number / 7}})

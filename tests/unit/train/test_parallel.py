@@ -6,15 +6,14 @@ from typing import Any
 
 import pytest
 
-from ugro.core.errors import UsageError
-from ugro.train import frozen
+from ugro.kernel.support.errors import UsageError
+from ugro.train import group as frozen
+from ugro.train.failures import SavedForBackward
 from ugro.train.group import Group
-from ugro.train.memory import SavedForBackward
-from ugro.train.parallel.blocks import blocks_of, described, optimizer_bytes
 from ugro.train.parallel.tensor import check_widths, plan_of, units_of
-from ugro.train.parallel.way import Way
+from ugro.train.parallel.way import Way, blocks_of, described, optimizer_bytes
 from ugro.train.parallel.way import of_units as speeds_of_units
-from ugro.train.pieces import sizes
+from ugro.train.samples import sizes
 from ugro.train.surroundings import Surroundings
 from ugro.train.telemetry import Word, of_units
 
@@ -152,8 +151,7 @@ def test_measuring_layers_leaves_their_statistics_as_they_were() -> None:
     """Each rank measures as often as it can in a second: statistics of the beginning would differ."""
     import torch
 
-    from ugro.train.parallel.pipeline.cut import Cut
-    from ugro.train.parallel.pipeline.measure import Meter
+    from ugro.train.parallel.pipeline.cut import Cut, Meter
 
     layers = [torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4)) for _ in range(3)]
     made = torch.nn.Sequential(*layers)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from ugro.core.errors import UsageError
-from ugro.policy.sweep.macros import ALL, variables
+from ugro.features.sweeps.rules.reading import ALL, variables
+from ugro.kernel.support.errors import UsageError
 from ugro.train import params
-from ugro.train.parameters import VARIABLE
+from ugro.train.surroundings import VARIABLE
 
 
 def test_outside_a_sweep_the_defaults_are_used(monkeypatch: pytest.MonkeyPatch) -> None:

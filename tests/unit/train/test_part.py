@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ugro.train.part import PartOfShare
+from ugro.train.balance import PartOfShare
 
 
 def asked(made: PartOfShare) -> float:

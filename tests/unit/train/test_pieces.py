@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ugro.core.errors import UsageError
-from ugro.train.pieces import REORDERED, Collate, Handed, Parts, sizes
+from ugro.kernel.support.errors import UsageError
+from ugro.train.samples import REORDERED, Collate, Handed, Parts, sizes
 
 torch = pytest.importorskip("torch")
 

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ugro.core.errors import NotFound, UgroError, UsageError
-from ugro.policy.balance.mode import Mode
-from ugro.policy.balance.planner import Plan
+from ugro.kernel.support.errors import NotFound, UgroError, UsageError
 from ugro.train import checkpoint
-from ugro.train.sampler import Order, Progress, Schedule, Slice, slices
+from ugro.train.rules.balance import Plan
+from ugro.train.rules.shares import Mode
+from ugro.train.samples import Order, Progress, Schedule, Slice, slices
 from ugro.train.surroundings import Surroundings
 from ugro.train.telemetry import Word
 

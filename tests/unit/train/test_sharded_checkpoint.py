@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ugro.core.errors import UgroError
+from ugro.kernel.support.errors import UgroError
 from ugro.train import checkpoint
 from ugro.train.group import Group
 from ugro.train.saving import Target
@@ -33,7 +33,7 @@ def trained(seed: int, steps: int = 2) -> tuple[Any, Any]:
 
 
 def saved(folder: Path, step: int, model: Any, optimizer: Any, most_kept: int | None = 2) -> Path:
-    from ugro.train.parallel import sharded_checkpoint
+    from ugro.train.parallel import sharded as sharded_checkpoint
     from ugro.train.parallel.way import Way
 
     group = alone()
@@ -50,7 +50,7 @@ def alone() -> Group:
 
 
 def loaded(folder: Path, model: Any, optimizer: Any) -> None:
-    from ugro.train.parallel import sharded_checkpoint
+    from ugro.train.parallel import sharded as sharded_checkpoint
 
     sharded_checkpoint.load({"model": model, "optimizer": optimizer}, checkpoint.read(folder), model, alone())
 
@@ -77,7 +77,7 @@ def test_one_that_is_not_finished_or_names_another_object_is_not_used(tmp_path: 
     path.with_name("step_000000009").mkdir()  # without its head
     assert checkpoint.read(tmp_path)["shards"] == path
     resumed = checkpoint.read(path)
-    from ugro.train.parallel import sharded_checkpoint
+    from ugro.train.parallel import sharded as sharded_checkpoint
 
     with pytest.raises(UgroError, match="has no 'average'"):
         sharded_checkpoint.load({"average": model}, resumed, model, alone())

@@ -11,8 +11,8 @@ import pytest
 
 from tests.rig.training import Pretend
 from tests.rig.waiting import wait_until
-from ugro.agent.monitoring.metrics_tail import read_end
-from ugro.train.trace import Tracer
+from ugro.features.training.service import read_end
+from ugro.train.telemetry import Tracer
 
 
 def tracer(folder: Path, rank: int = 0) -> Tracer:

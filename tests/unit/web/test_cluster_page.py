@@ -6,16 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from ugro.config.schema import Alerts
-from ugro.core.event import Event
-from ugro.core.job import Job, JobSpec, JobState, Launcher, Placement, Share
-from ugro.core.node import Facts, Gpu, GpuHolder, GpuProcess, NodeReport, Status
-from ugro.core.owner import OwnerReport, Then, When
-from ugro.store.listing import Happened
-from ugro.web.views.activity import Burst, Line, activity
-from ugro.web.views.gpus import MANY, Grid, gpu_grid
-from ugro.web.views.nodes import NodesQuery, node_table, said, word
-from ugro.web.views.overview import NodeRow, chosen, totals
+from ugro.features.power.model import OwnerReport, Then, When
+from ugro.kernel.agent.model import Event
+from ugro.kernel.config.schema import Alerts
+from ugro.kernel.jobs.model import Job, JobSpec, JobState, Launcher, Placement, Share
+from ugro.kernel.jobs.rows import Happened
+from ugro.kernel.links.model import Facts, Gpu, GpuHolder, GpuProcess, NodeReport, Status
+from ugro.web.pages.cluster import MANY, Burst, Grid, Line, activity, gpu_grid
+from ugro.web.pages.overview import NodeRow, NodesQuery, chosen, node_table, said, totals, word
 
 LIMITS = Alerts()
 

@@ -7,18 +7,29 @@ from dataclasses import replace
 import pytest
 import yaml
 
-from ugro.core.failure import Cause, Failure, RankExit
-from ugro.core.headline import Headline, Speed
-from ugro.core.job import ALL_GPUS, Job, JobSpec, JobState, Launcher, Placement, Resources, Share, places, ranges
-from ugro.core.plan import NodePlan, Plan, RankPlan
-from ugro.core.planning import Forecast, Prediction
-from ugro.core.profile import RankProfile
-from ugro.core.python_env import EnvRequest
-from ugro.nodes.runs import RankRecord, RunStatus
-from ugro.policy.lifecycle.attempt import NodeRun, RunState
-from ugro.telemetry.curves import KeySummary
-from ugro.web.views.job_page import JobPage, bar, plan_text
-from ugro.web.views.ranks import Known, last_steps, rank_rows
+from ugro.features.environments.model import EnvRequest
+from ugro.features.planning.model import Forecast, Prediction
+from ugro.features.training.model import Headline, RankProfile, Speed
+from ugro.kernel.jobs.engine.rules.attempt import NodeRun, RunState
+from ugro.kernel.jobs.engine.runs import RankRecord, RunStatus
+from ugro.kernel.jobs.model import (
+    ALL_GPUS,
+    Cause,
+    Failure,
+    Job,
+    JobSpec,
+    JobState,
+    Launcher,
+    Placement,
+    RankExit,
+    Resources,
+    Share,
+    places,
+    ranges,
+)
+from ugro.kernel.jobs.records import NodePlan, Plan, RankPlan
+from ugro.kernel.telemetry.curves import KeySummary
+from ugro.web.pages.job_page import JobPage, Known, bar, last_steps, plan_text, rank_rows
 
 SPEC = JobSpec(
     "train",

@@ -9,9 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from ugro.web.logs.pages import PAGE_BYTES, Line, Logs, Page, cursor_at, page_after, page_before
-from ugro.web.logs.search import Found, Position, find, line_after
-from ugro.web.logs.times import offset_at, times_between
+from ugro.web.pages.log import Found, Position, find, line_after
+from ugro.web.pages.log_pages import (
+    PAGE_BYTES,
+    Line,
+    Logs,
+    Page,
+    cursor_at,
+    offset_at,
+    page_after,
+    page_before,
+    times_between,
+)
 
 _WORDS = [b"step 17 loss 0.25", b"", b"\xc3\xa4\xe2\x82\xac" * 40, b"x" * 300, b"\xff\xfe no text", b"\x1b[31mred\x1b"]
 

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ugro.web.pages.outputs import attachment
-from ugro.web.views.previews import HEAD_BYTES, MOST_ROWS, Preview, image_type, preview, visible
+from ugro.web.pages.outputs import HEAD_BYTES, MOST_ROWS, Preview, attachment, image_type, preview, visible
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(20)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ugro.config.schema import Config, Retention
+from ugro.kernel.config.schema import Config, Retention
 from ugro.web.pages.settings import groups
 
 

@@ -11,13 +11,12 @@ import pytest
 
 from tests.rig.service_reports import service
 from tests.unit.policy.sweep.test_page import REPORT, TRIALS
-from ugro.agent.agent import Agent
-from ugro.core.figures import AllReduceFigures, LinkFigures
-from ugro.core.service import Phase, ReplicaPhase
-from ugro.policy.sweep.charts import document
-from ugro.policy.sweep.page import rows
+from ugro.features.hardware import pages as hardware
+from ugro.features.hardware.model import AllReduceFigures, LinkFigures
+from ugro.features.services.model import Phase, ReplicaPhase
+from ugro.features.sweeps.rules.page import document, rows
+from ugro.kernel.agent.agent import Agent
 from ugro.web.site import Site
-from ugro.web.views import hardware
 
 AGENT = SimpleNamespace(cluster_name="home", state_error=None, config_error=None, safe_mode=None)
 

@@ -12,18 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.types import Receive, Scope, Send
 
-from ugro.agent.jobs.service import Change
-from ugro.config.dashboard import Dashboard
-from ugro.core.node import Disk, Facts, Gpu, NodeReport, Status, by_name
-from ugro.web import formatting
-from ugro.web.access import may_launch
+from ugro.kernel.jobs.service import Change
+from ugro.kernel.links.model import Disk, Facts, Gpu, NodeReport, Status, by_name
+from ugro.web import site as formatting
+from ugro.web.access import COOKIE_LIFETIME_S, LINK_LIFETIME_S, MOST_LINKS, MOST_SESSIONS, Tokens, may_launch
 from ugro.web.api_allowlist import AllowedApi, is_allowed
-from ugro.web.pages.launch import submit_key
-from ugro.web.serve import Endpoint
-from ugro.web.tokens import COOKIE_LIFETIME_S, LINK_LIFETIME_S, MOST_LINKS, MOST_SESSIONS, Tokens
-from ugro.web.views import nodes
-from ugro.web.views.nodes import NodesQuery, node_table
-from ugro.web.views.overview import NodeRow, _without_small_gaps, chosen, totals
+from ugro.web.config import Dashboard
+from ugro.web.dashboard import Endpoint
+from ugro.web.pages import overview as nodes
+from ugro.web.pages.jobs import submit_key
+from ugro.web.pages.overview import NodeRow, NodesQuery, _without_small_gaps, chosen, node_table, totals
 
 NOW = 1_800_000_000.0
 

@@ -11,15 +11,13 @@ from pathlib import Path
 import pytest
 
 from tests.unit.policy.serving.places import job, service
-from ugro.core.door import Balance, DoorSettings, NewServer
-from ugro.core.job import Job
-from ugro.core.service import Probe, Probes, ServiceSpec
-from ugro.policy.serving.door_config import Descriptors, configuration, error_body, server_words
-from ugro.workloads.door.machine import RefusedError, expect_words, make_state_folder
-from ugro.workloads.door.measures import Measures, is_up, number, parsed, waiting
-from ugro.workloads.door.records import InvalidError, Records
-from ugro.workloads.door_job import _MODULES, SECRET, door_env, door_job, is_shut_out
-from ugro.workloads.service_jobs import door_settings
+from ugro.features.services.model import Balance, DoorSettings, NewServer, Probe, Probes, ServiceSpec
+from ugro.features.services.node.door_config import Descriptors, configuration, error_body, server_words
+from ugro.features.services.node.door_machine import RefusedError, expect_words, make_state_folder
+from ugro.features.services.node.door_records import InvalidError, Measures, Records, is_up, number, parsed, waiting
+from ugro.features.services.service.door import _MODULES, SECRET, door_env, door_job, is_shut_out
+from ugro.features.services.service.replicas import door_settings
+from ugro.kernel.jobs.model import Job
 
 OLDEST = (3, 9)
 SETTINGS = DoorSettings("chat", 8000, "/state")

@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from ugro.core.job import Elastic, Job, JobSpec, JobState, Launcher, Placement, Retry, Share
-from ugro.core.plan import Plan, Rendezvous
-from ugro.core.python_env import EnvRequest, Made
-from ugro.policy.balance.hardware_speed import Speeds
-from ugro.workloads.planning import Surroundings, follows_from_spec, needs_rendezvous, plan, ranks_on
+from ugro.features.environments.model import EnvRequest, Made
+from ugro.features.hardware.rules import Speeds
+from ugro.kernel.jobs.engine.plan import Surroundings, follows_from_spec, needs_rendezvous, plan, ranks_on
+from ugro.kernel.jobs.model import Elastic, Job, JobSpec, JobState, Launcher, Placement, Retry, Share
+from ugro.kernel.jobs.records import Plan, Rendezvous
 
 MEETING = Rendezvous("10.0.0.1", 29500, (("gpu1", "eth0"),))
 PYTHONS = {"gpu1": "/opt/a/python3", "gpu2": "/opt/b/python3"}
@@ -250,7 +250,7 @@ def test_an_elastic_training_has_a_store_on_its_first_node_that_outlives_its_ran
     first, second = made.nodes
     assert first.store is not None
     assert second.store is None
-    assert first.store.argv == ("/opt/a/python3", "-m", "ugro.train.elastic.store")
+    assert first.store.argv == ("/opt/a/python3", "-m", "ugro.train.elastic_meeting")
     assert dict(first.store.env)["MASTER_PORT"] == "29500"
     assert dict(first.store.env)["CUDA_VISIBLE_DEVICES"] == ""
     for env in environments(made):

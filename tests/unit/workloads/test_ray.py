@@ -14,13 +14,22 @@ from pathlib import Path
 import pytest
 
 from tests.unit.policy.ray.clusters import cluster
-from ugro.core.ray_cluster import OWN_BYTES, ClusterWish, WorkerSize
-from ugro.core.support.secret import masked
-from ugro.workloads.on_node.processes import is_free
-from ugro.workloads.ray_jobs import RaySettings, head_job, rank_argv, rank_env, worker_job
-from ugro.workloads.ray_node.machine import FIRST_PORT, Ports
-from ugro.workloads.ray_node.rules import BLOCK, LEAST_STORE, RefusedError, blocks_for, environment, sizes, start_words
-from ugro.workloads.ray_node.start import write_programs
+from ugro.features.ray.jobs import RaySettings, head_job, rank_argv, rank_env, worker_job
+from ugro.features.ray.model import OWN_BYTES, ClusterWish, WorkerSize
+from ugro.features.ray.on_node_start import (
+    BLOCK,
+    FIRST_PORT,
+    LEAST_STORE,
+    Ports,
+    RefusedError,
+    blocks_for,
+    environment,
+    sizes,
+    start_words,
+    write_programs,
+)
+from ugro.kernel.support.secrets import masked
+from ugro.node.process.processes import is_free
 
 RAY = RaySettings("127.0.0.1", "info")
 HEAD = {"role": "head", "title": "n1-head", "cpus": 0, "address": "10.0.0.1", "port": 6379, "dashboard_port": 8265}

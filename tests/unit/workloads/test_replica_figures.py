@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ugro.workloads.replica_node.figures import figures, values
+from ugro.features.services.node.probing import figures, values
 
 UGRO = """\
 # TYPE ugro_inference_tokens_total counter

@@ -3,8 +3,8 @@ from __future__ import annotations
 import socket
 from dataclasses import asdict
 
-from ugro.core.service import Probe, Probes
-from ugro.workloads.replica_node.probing import Prober
+from ugro.features.services.model import Probe, Probes
+from ugro.features.services.node.probing import Prober
 
 
 def test_a_prober_that_was_stopped_says_nothing_about_the_next_server() -> None:

@@ -1,1 +1,1 @@
-"""Commands about jobs: submit, show, logs, wait, cancel."""
+"""Commands about jobs: submit, show, wait, cancel, logs and files."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from ugro.cli.jobs.describe import exit_code, failure_lines, next_commands, sentence
-from ugro.cli.jobs.log_printer import dropped
-from ugro.cli.jobs.result_summary import show_results
+from ugro.cli.jobs.document import show_results
+from ugro.cli.jobs.logs import dropped
 from ugro.cli.output import Output
 from ugro.client.client import Client
 from ugro.client.job_logs import LogPiece
-from ugro.core.event import PUT_BACK
-from ugro.core.job import Job, JobState
+from ugro.kernel.agent.model import PUT_BACK
+from ugro.kernel.jobs.model import Job, JobState
 
 _SHOWN_RANK = 0
 _WAITING = (JobState.QUEUED, JobState.STARTING)

@@ -7,12 +7,11 @@ from collections.abc import Iterable, Iterator
 from datetime import datetime
 
 from ugro.cli.output import Style
-from ugro.core.failure import Failure
-from ugro.core.job import Attempt, Job, JobState, Launcher
-from ugro.core.support import clock
-from ugro.core.support.moment import Instant, elapsed_s
-from ugro.core.support.quantity import format_duration
-from ugro.core.support.secret import HIDDEN, looks_secret, shown
+from ugro.kernel.jobs.model import Attempt, Failure, Job, JobState, Launcher
+from ugro.kernel.support import moments as clock
+from ugro.kernel.support.moments import Instant, elapsed_s
+from ugro.kernel.support.quantities import format_duration
+from ugro.kernel.support.secrets import HIDDEN, looks_secret, shown
 
 SIGNS: dict[JobState, tuple[str, Style]] = {
     JobState.QUEUED: ("…", "dim"),

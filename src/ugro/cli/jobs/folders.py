@@ -8,9 +8,8 @@ from typing import Any
 
 from ugro.cli.output import Output
 from ugro.client.client import Client
-from ugro.client.folders import FolderReading
-from ugro.core.support.progress import Speed
-from ugro.core.support.quantity import format_size
+from ugro.client.jobs import FolderReading
+from ugro.kernel.support.quantities import Speed, format_size
 
 
 def read_folders(output: Output, client: Client, file: Path | None, fields: dict[str, Any]) -> None:

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from ugro.cli.output import Output
-from ugro.core.environment import Origin
-from ugro.core.support.own_script import Words, own_script, words_of
+from ugro.kernel.jobs.model import Origin
+from ugro.kernel.jobs.script import Words, own_script, words_of
 
 _TIMEOUT_S = 3.0
 

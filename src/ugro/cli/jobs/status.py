@@ -2,24 +2,95 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 
 import click
 
 from ugro.cli import candidates
 from ugro.cli.jobs import describe
-from ugro.cli.jobs.document import job_document
-from ugro.cli.jobs.result_summary import result_facts
+from ugro.cli.jobs.describe import exit_code, sentence
+from ugro.cli.jobs.document import job_document, result_facts, result_lines
 from ugro.cli.output import Cell, Output
 from ugro.cli.session import Session, json_option, pass_session
+from ugro.client.client import Client
 from ugro.client.jobs import Details
-from ugro.core.energy import JobEnergy
-from ugro.core.job import WAITING_STATES, Attempt, Job, JobSpec, JobState, places
-from ugro.core.results import JobResults
-from ugro.core.safe_mode import SafeMode
-from ugro.core.support import clock
-from ugro.core.support.moment import Instant
-from ugro.core.support.quantity import format_duration
+from ugro.features.safe_mode.model import SafeMode
+from ugro.features.training.model import JobEnergy
+from ugro.kernel.access.operations import GetWhoami
+from ugro.kernel.files.model import JobResults
+from ugro.kernel.jobs.model import FINAL_STATES, WAITING_STATES, Attempt, Job, JobSpec, JobState, places
+from ugro.kernel.support import moments as clock
+from ugro.kernel.support.errors import TimedOut, UsageError
+from ugro.kernel.support.moments import Instant
+from ugro.kernel.support.quantities import format_duration, parse_duration
+
+# --- cancel -----------------------------------------------------------------------------------------------------------
+# ``ugro cancel``.
+
+
+@click.command()
+@click.argument("jobs", nargs=-1, metavar="[JOB]...", shell_complete=candidates.live_jobs)
+@click.option("--all", "-a", "is_all", is_flag=True, help="Cancel all your jobs.")
+@json_option
+@pass_session
+def cancel(session: Session, jobs: tuple[str, ...], is_all: bool) -> None:
+    """Stop jobs and all their processes.
+
+    Jobs that have already ended are not changed.
+
+    \b
+    Examples:
+      ugro cancel last
+      ugro cancel --all
+    """
+    if bool(jobs) == is_all:
+        raise UsageError("name the jobs, or use --all", hint="for example: ugro cancel last")
+    client = session.client()
+    chosen = [str(job.id) for job in _mine(client)] if is_all else jobs
+    found = [client.jobs.cancel(job) for job in chosen]
+    if session.output.is_json:
+        session.output.document({"jobs": [job_document(job) for job in found]})
+    for job in found:
+        text = f"has already ended: {job.state}" if job.is_final else "is stopping"
+        session.output.note(f"job {job.id} {job.spec.name} {text}")
+    if not found:
+        session.output.note("you have no waiting or running jobs")
+
+
+def _mine(client: Client) -> list[Job]:
+    states = [state for state in JobState if state not in FINAL_STATES]
+    me = client.ask(GetWhoami()).user
+    return [job for job in client.jobs.newest(None, states=states) if job.user == me]
+
+
+# --- clone ------------------------------------------------------------------------------------------------------------
+# ``ugro clone``.
+
+
+@click.command()
+@click.argument("job", default="last", shell_complete=candidates.jobs)
+@json_option
+@pass_session
+def clone(session: Session, job: str) -> None:
+    """Print a job as a job file, to edit and submit again.
+
+    Submit it in the folder of its code. Environment variables that look secret have no value in it: give them when you
+    submit.
+
+    \b
+    Example:
+      ugro clone 12 > job.yaml && ugro launch -f job.yaml
+    """
+    text = session.client().jobs.file(job)
+    if session.output.is_json:
+        session.output.document({"file": text})
+    else:
+        session.output.block(text.removesuffix("\n"))
+
+
+# --- status -----------------------------------------------------------------------------------------------------------
+
 
 _STATES = [state.value for state in JobState]
 _MOST_NODES = 3  # that a table names; the page of one job names all
@@ -178,3 +249,94 @@ def _attempt(attempt: Attempt, job: Job) -> Iterator[str]:
     if attempt.failure is not None:
         lines = list(describe.failure_lines(attempt.failure))
         yield from lines[int(attempt.failure.reason in (attempt.outcome or "")) :]
+
+
+# --- wait -------------------------------------------------------------------------------------------------------------
+# ``ugro wait``.
+
+
+@click.command()
+@click.argument("jobs", nargs=-1, metavar="[JOB]...", shell_complete=candidates.live_jobs)
+@click.option("--timeout", metavar="TIME", help="Give up after this time, such as 10m, with exit code 124.")
+@json_option
+@pass_session
+def wait(session: Session, jobs: tuple[str, ...], timeout: str | None) -> int:
+    """Wait until jobs have ended.
+
+    Waits for all JOBs (default: the last job). Returns 0 if all succeeded, else the exit code of the first that failed.
+
+    \b
+    Example:
+      ugro wait 12 13 --timeout 2h
+    """
+    client = session.client()
+    deadline = time.monotonic() + (_seconds(timeout) if timeout else float("inf"))
+    # Resolved before waiting: another job may soon be the last one, or have this name.
+    numbers = [client.jobs.get(job).id for job in jobs or ("last",)]
+    ended = [_wait(session.output, client, number, deadline) for number in dict.fromkeys(numbers)]
+    if session.output.is_json:
+        session.output.document({"jobs": [job_document(job) for job in ended]})
+    for job in ended:
+        session.output.note(sentence(job))
+    failed = [job for job in ended if job.state is not JobState.SUCCEEDED]
+    return exit_code(min(failed, key=lambda job: job.ended_at or "")) if failed else 0
+
+
+def _wait(output: Output, client: Client, number: int, deadline: float) -> Job:
+    left_s = None if deadline == float("inf") else max(0.0, deadline - time.monotonic())
+    job: Job | None = None
+    for job in client.jobs.moves(number, timeout_s=left_s):
+        output.progress(sentence(job))
+    if job is None:
+        raise TimedOut(f"no report about job {number}")
+    return job
+
+
+def _seconds(text: str) -> float:
+    try:
+        return parse_duration(text)
+    except ValueError as error:
+        raise UsageError(f"--timeout: {error}") from error
+
+
+# --- why --------------------------------------------------------------------------------------------------------------
+# ``ugro why``.
+
+
+@click.command()
+@click.argument("job", default="last", shell_complete=candidates.jobs)
+@json_option
+@pass_session
+def why(session: Session, job: str) -> None:
+    """Explain why a job waits, where it runs, or how it ended.
+
+    For a waiting job: what it needs, which jobs hold that, and when it may start.
+    """
+    jobs = session.client().jobs
+    details = jobs.details(job)
+    found = details.job
+    answer = jobs.why(found.id) if found.state in WAITING_STATES else None
+    if session.output.is_json:
+        document = {"job": job_document(found, details.attempts), "why": answer, "safe_mode": session.safe_mode}
+        session.output.document(document)
+        return
+    if answer is None:
+        made = jobs.brief_results(found.id) if found.is_final else None
+        lines = iter([*_outcome(details), *(result_lines(found, made) if made is not None else ())])
+    else:
+        lines = iter([f"job {found.id} {found.spec.name} is {found.state}: {answer['text']}", *answer["details"]])
+        if found.state is JobState.RECOVERING:
+            lines = iter([*lines, *_outcome(details)])
+    for number, line in enumerate(lines):
+        session.output.text(line if number == 0 else f"  {line}")
+
+
+def _outcome(details: Details) -> Iterator[str]:
+    job = details.job
+    yield describe.sentence(job)
+    if job.held is not None:
+        yield f"on {places(job.held)}, for {format_duration(describe.duration_s(job))}"
+    failure = details.attempts[-1].failure if details.attempts else None
+    if failure is not None:
+        yield from list(describe.failure_lines(failure))[int(failure.reason in job.reason) :]
+    yield f"next: {describe.next_commands(job, failure)}"

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from enum import Enum
 
 from ugro.cli.output import Output
-from ugro.core.errors import UsageError
+from ugro.kernel.support.errors import UsageError
 
 
 class Input(Enum):

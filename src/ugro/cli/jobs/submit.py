@@ -10,21 +10,20 @@ from typing import Any
 import click
 
 from ugro.cli import candidates
-from ugro.cli.jobs.arguments import LaunchCommand, RunCommand
 from ugro.cli.jobs.attach import attach
 from ugro.cli.jobs.document import job_document
 from ugro.cli.jobs.folders import read_folders
-from ugro.cli.jobs.options import job_options, recipe_options
+from ugro.cli.jobs.options import LaunchCommand, RunCommand, job_options, recipe_options
 from ugro.cli.jobs.origin import code_folder, origin_of
-from ugro.cli.jobs.plan import BEST, best_nodes
-from ugro.cli.jobs.recipe import apply_recipe
 from ugro.cli.jobs.stdin import check_input
 from ugro.cli.jobs.submitting import Submitting
 from ugro.cli.session import Session, json_option, pass_session
 from ugro.client.client import Client
-from ugro.core.errors import UsageError
-from ugro.core.job import Job, JobSpec, Launcher
-from ugro.core.planning import MOST_NODES
+from ugro.features.planning.cli import BEST, best_nodes
+from ugro.features.planning.model import MOST_NODES
+from ugro.features.recipes.cli import apply_recipe
+from ugro.kernel.jobs.model import Job, JobSpec, Launcher
+from ugro.kernel.support.errors import UsageError
 
 _NODES = re.compile(r"^[^#\n]*\bnodes[\"']?\s*:", re.MULTILINE)
 _ONE_PROCESS = ("nodes", "launcher", "balance", "train_sync")  # options that a single process has no use for
@@ -139,7 +138,7 @@ def _submit(
 
 
 def _dry_run(session: Session, file: Path | None, fields: dict[str, Any], *, force: bool) -> int:
-    from ugro.cli.jobs.dry_run import show_dry_run
+    from ugro.cli.jobs.document import show_dry_run
 
     client = session.client(uses_nodes=True)
     read_folders(session.output, client, file, fields)

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from ugro.cli.output import Output
 from ugro.client.client import Client
 from ugro.client.jobs import new_key
-from ugro.core.errors import Interrupted, UgroError
-from ugro.core.job import Job
+from ugro.kernel.jobs.model import Job
+from ugro.kernel.support.errors import Interrupted, UgroError
 
 
 @dataclass(slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from ugro.core.identity import ApiToken, Role
+from ugro.kernel.access.model import ApiToken, Role
 from ugro.kernel.operations.request import Between, Request
 
 LONGEST_S = 3650 * 86400.0  # of a token's life

@@ -15,9 +15,9 @@ from fastapi import Request as HttpRequest
 from fastapi.exceptions import RequestValidationError
 from pydantic import TypeAdapter, ValidationError
 
-from ugro.agent.api.responses import LiveResponse, json_response, ndjson, while_connected
-from ugro.core.identity import Caller
+from ugro.kernel.access.model import Caller
 from ugro.kernel.operations.request import ABOUT, ANSWERS, CALLER, Raw, Request, operation_name
+from ugro.kernel.operations.responses import LiveResponse, json_response, ndjson, while_connected
 
 _LINES = "application/x-ndjson"
 Handler = Callable[[Any, Caller], Awaitable[Any]]

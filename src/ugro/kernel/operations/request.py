@@ -15,8 +15,8 @@ from functools import cache
 from typing import Any, ClassVar, Generic, TypeVar, get_args, get_origin, overload
 from urllib.parse import quote
 
-from ugro.core.identity import Caller, Role
-from ugro.core.support.codec import decode
+from ugro.kernel.access.model import Caller, Role
+from ugro.kernel.support.codec import decode
 
 CALLER = "ugro.caller"  # in the scope of an HTTP request: who asks; None is a stranger
 ABOUT = "ugro.about"  # in its scope, once it is done: what it was about, for the audit log

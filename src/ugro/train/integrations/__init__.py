@@ -1,1 +1,1 @@
-"""Integrations with libraries that log: their values become metrics of the run. Each is imported on demand."""
+"""Balanced training for Hugging Face, Accelerate and Lightning. Does not import them before they are used."""

@@ -14,12 +14,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ugro.core.errors import UsageError
+from ugro.kernel.support.errors import UsageError
 from ugro.train import checkpoint
-from ugro.train.integrations import places
-from ugro.train.integrations.balanced import Balanced
-from ugro.train.integrations.turns import Turns
-from ugro.train.integrations.versions import Supported
+from ugro.train import checkpoint as places
+from ugro.train.integrations.balanced import Balanced, Turns
+from ugro.train.integrations.journal import Supported
 from ugro.train.surroundings import Surroundings
 
 Supported("accelerate", (1, 1), (2,)).check()

@@ -14,15 +14,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ugro.core.errors import UsageError
-from ugro.train.integrations import places
+from ugro.kernel.support.errors import UsageError
+from ugro.train import checkpoint as places
 from ugro.train.integrations.balanced import Balanced
-from ugro.train.integrations.feed import Feed
 from ugro.train.integrations.huggingface import UgroCallback
-from ugro.train.integrations.orders import order_of
-from ugro.train.integrations.portions import Portion, cut
-from ugro.train.integrations.versions import Supported
-from ugro.train.sampler import slices
+from ugro.train.integrations.journal import Supported
+from ugro.train.loader import Feed, Portion, cut, order_of
+from ugro.train.samples import slices
 from ugro.train.surroundings import Surroundings
 
 Supported("transformers", (5, 20), (6,)).check()

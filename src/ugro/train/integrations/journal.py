@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import metadata
 from typing import Any, Protocol
 
-from ugro.core.errors import UgroError
-from ugro.core.metrics import is_loss
-from ugro.train.metrics import Metrics, kept, plain
-from ugro.train.notices import Notices
-from ugro.train.start import run_name
-from ugro.train.surroundings import Surroundings
+from ugro.kernel.support.errors import UgroError
+from ugro.kernel.telemetry.model import is_loss
+from ugro.train.reporting import Metrics, Notices, kept, plain
+from ugro.train.surroundings import Surroundings, run_name
 from ugro.train.trial import OTHER_LIBRARY, leave
 
 _NOT_FINITE = ("NaN", "Infinity", "-Infinity")
@@ -75,3 +75,40 @@ def missing(library: str, error: ImportError) -> Missing:
     found.add_note(f"hint: {found.hint}")
     found.__cause__ = error
     return found
+
+
+# --- versions ---------------------------------------------------------------------------------------------------------
+# Which versions of a library an integration was written for: it relies on details that change.
+
+
+@dataclass(frozen=True, slots=True)
+class Supported:
+    library: str
+    first: tuple[int, ...]
+    below: tuple[int, ...]
+
+    def check(self) -> None:
+        try:
+            found = metadata.version(self.library)
+        except metadata.PackageNotFoundError as error:
+            raise missing(self.library, error) from error
+        first, below = _text(self.first), _text(self.below)
+        if not self.first <= numbers(found) < self.below:
+            raise UgroError(
+                f"{self.library} {found} is not supported: it must be {first} or newer, and below {below}",
+                hint=f'pip install "{self.library}>={first},<{below}"',
+            )
+
+
+def numbers(version: str) -> tuple[int, ...]:
+    """The leading numbers: (2, 6, 1) of 2.6.1.post0."""
+    found: list[int] = []
+    for part in version.split("."):
+        if not part.isdecimal():
+            break
+        found.append(int(part))
+    return tuple(found)
+
+
+def _text(version: tuple[int, ...]) -> str:
+    return ".".join(map(str, version))

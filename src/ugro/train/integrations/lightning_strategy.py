@@ -11,11 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ugro.core.errors import UsageError
-from ugro.train.integrations import places
-from ugro.train.integrations.balanced import Balanced
-from ugro.train.integrations.turns import Turns
-from ugro.train.integrations.versions import Supported
+from ugro.kernel.support.errors import UsageError
+from ugro.train import checkpoint as places
+from ugro.train.integrations.balanced import Balanced, Turns
+from ugro.train.integrations.journal import Supported
 from ugro.train.surroundings import Surroundings
 
 Supported("lightning", (2, 6), (3,)).check()

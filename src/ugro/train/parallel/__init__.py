@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from ugro.core.errors import UsageError
+from ugro.kernel.support.errors import UsageError
 
 if TYPE_CHECKING:
     from ugro.train.parallel.way import Way

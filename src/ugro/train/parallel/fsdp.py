@@ -9,15 +9,14 @@ import warnings
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ugro.core.errors import UsageError
-from ugro.train import frozen
+from ugro.kernel.support.errors import UsageError
+from ugro.train import group as frozen
 from ugro.train.group import Group
-from ugro.train.parallel.blocks import blocks_of
-from ugro.train.parallel.way import Way
+from ugro.train.parallel.way import Way, blocks_of
 from ugro.train.stepping import Stepping
 
 if TYPE_CHECKING:
-    from ugro.train.parallel.sharded_exchange import Exchanges
+    from ugro.train.parallel.sharded import Exchanges
 
 _OPTIONS = ("blocks", "precision", "reshard_after_forward")
 _PRECISIONS = ("fp32", "bf16")
@@ -32,7 +31,7 @@ class Sharded(Way):
         self.is_lockstep = group.ranks > 1
 
     def release(self) -> None:
-        from ugro.train.parallel import sharded_exchange
+        from ugro.train.parallel import sharded as sharded_exchange
 
         sharded_exchange.release(self.model)
 
@@ -121,7 +120,7 @@ def agree(model: Any, group: Group) -> None:
 
 def watched(model: Any, stepping: Stepping) -> Exchanges | None:
     """The exchanges of the model, which report how long this rank waits in them."""
-    from ugro.train.parallel.sharded_exchange import watch
+    from ugro.train.parallel.sharded import watch
 
     exchanges = watch(model, stepping)
     if exchanges is None:

@@ -11,19 +11,10 @@ from fnmatch import fnmatchcase
 from math import gcd
 from typing import Any
 
-from ugro.core.errors import UsageError
+from ugro.kernel.support.errors import UsageError
 from ugro.train.group import Group
-from ugro.train.parallel.blocks import blocks_of
-from ugro.train.parallel.fsdp import (
-    Sharded,
-    agree,
-    check_is_real,
-    check_options,
-    checked_precision,
-    shard,
-    watched,
-)
-from ugro.train.parallel.way import Way
+from ugro.train.parallel.fsdp import Sharded, agree, check_is_real, check_options, checked_precision, shard, watched
+from ugro.train.parallel.way import Way, blocks_of
 from ugro.train.stepping import Stepping
 
 _OPTIONS = ("plan", "size", "blocks", "precision", "reshard_after_forward")

@@ -1,4 +1,1 @@
-"""What UGRO's recipes share: flags, local files, hub ids, LoRA, evaluation, and the folder with the trained model.
-
-A recipe (``ugro/recipes/``) is an ordinary script on top of this and of ``ugro.train``.
-"""
+"""What the trainings of recipes share; copied recipes import it."""

@@ -1,1 +1,1 @@
-"""The routes of the dashboard's pages."""
+"""Pages about the cluster, nodes, jobs and logs. Pages of features are in their folders."""

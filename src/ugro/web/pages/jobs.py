@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+import hashlib
+import secrets
+from collections.abc import Mapping
 from typing import Annotated, Any
 from urllib.parse import urlencode
 
 from fastapi import FastAPI, Query, Request, Response
 from fastapi.responses import RedirectResponse
+from pydantic import Field
 
-from ugro.agent.api.responses import Body
-from ugro.agent.support import caller
-from ugro.config.job.export import job_file
-from ugro.core.errors import NotFound
-from ugro.core.job import FINAL_STATES, HOLDING_STATES, WAITING_STATES, Job, JobState
-from ugro.store.listing import Listed
+from ugro.kernel.access import caller
+from ugro.kernel.jobs.config.file import job_file
+from ugro.kernel.jobs.config.options import OPTIONS, form_values
+from ugro.kernel.jobs.model import FINAL_STATES, HOLDING_STATES, WAITING_STATES, Job, JobState
+from ugro.kernel.jobs.rows import Listed
+from ugro.kernel.jobs.service import Change
+from ugro.kernel.operations.app import http_status
+from ugro.kernel.operations.responses import Body, json_response
+from ugro.kernel.support.codec import dumps
+from ugro.kernel.support.errors import NotAllowed, NotFound, UgroError
+from ugro.kernel.support.secrets import is_secret
+from ugro.web.access import may_launch
+from ugro.web.pages import job_page
 from ugro.web.pages.log import add_log_pages
 from ugro.web.pages.outputs import add_output_pages
-from ugro.web.site import Site
-from ugro.web.views import job_page
+from ugro.web.site import Site, own_user
 
 _PAGE = 50
 _MOST_ACTIVE = 50  # of the queued and of the running jobs; the filter shows all
@@ -110,3 +120,60 @@ def _add_fragments(app: FastAPI, site: Site) -> None:
             profile, problem = None, error
         found: dict[str, Any] = {"job": job, "profile": profile, "problem": problem, "job_page": job_page}
         return await site.render(request, "job_balance.html", **found)
+
+
+# --- launch -----------------------------------------------------------------------------------------------------------
+# ``/jobs/{id}/again``: a job as a form and a job file, to launch it again with changes and the same code.
+#
+# The only way to submit a job from a browser. Access control has checked the request's origin before it comes here.
+
+
+_LONGEST_TEXT = 256 * 1024
+
+
+class AgainBody(Body):
+    key: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{16,64}$")]  # of the page
+    text: Annotated[str, Field(max_length=_LONGEST_TEXT)]
+    fields: Annotated[dict[str, Annotated[str, Field(max_length=_LONGEST_TEXT)]], Field(max_length=20)]
+
+
+def add_launch_pages(app: FastAPI, site: Site) -> None:
+    agent = site.agent
+
+    @app.get("/jobs/{number}/again")
+    async def form(request: Request, number: int) -> Response:
+        _expect_allowed(site)
+        job = await agent.jobs.editable(number)
+        return await site.render(
+            request,
+            "job_again.html",
+            job=job,
+            text=job_file(job.spec),
+            values=form_values(job.spec),
+            options=OPTIONS,
+            kept=[name for name, value in job.spec.env if is_secret(name, value)],
+            key=secrets.token_urlsafe(24),
+        )
+
+    @app.post("/jobs/{number}/again")
+    async def launch(number: int, body: AgainBody) -> Response:
+        try:
+            _expect_allowed(site)
+            change = Change(body.text, body.fields)
+            job = await agent.jobs.launch_again(number, change, own_user(agent), submit_key(number, body.key, change))
+        except UgroError as error:
+            return Response(dumps({"error": error.to_wire()}), http_status(error), media_type="application/json")
+        return json_response({"id": job.id})
+
+
+def submit_key(number: int, page: str, change: Change) -> str:
+    """The same content, sent twice from one page, is one job; after an edit it is another."""
+    fields: Mapping[str, str] = dict(sorted(change.fields.items()))
+    digest = hashlib.sha256(dumps([change.text, fields]).encode()).hexdigest()
+    return f"again-{number}-{page}-{digest[:32]}"
+
+
+def _expect_allowed(site: Site) -> None:
+    if not may_launch(site.agent.cluster.config.dashboard):
+        hint = "set dashboard.launch to true in the cluster file, or use: ugro clone JOB > job.yaml"
+        raise NotAllowed("this dashboard does not launch jobs", hint=hint)

@@ -3,25 +3,105 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any
 
 from fastapi import FastAPI, Query, Response
 from fastapi.responses import FileResponse
 
-from ugro.agent.agent import Agent
-from ugro.agent.api.app import http_status
-from ugro.agent.api.responses import Body, json_response
-from ugro.agent.artifacts.job_folder import rank_log
-from ugro.agent.artifacts.log_stream import ranks_of
-from ugro.core.errors import NotFound, UgroError, UsageError
-from ugro.core.job import Job
-from ugro.core.support.codec import dumps
-from ugro.core.support.quantity import is_number
-from ugro.web.logs.pages import Logs, cursor_at, page_after, page_before
-from ugro.web.logs.search import END, Position, find, line_after
+from ugro.kernel.agent.agent import Agent
+from ugro.kernel.files.results.job_folder import rank_log
+from ugro.kernel.files.results.log_mirror import line_begin
+from ugro.kernel.files.results.log_stream import ranks_of
+from ugro.kernel.jobs.model import Job
+from ugro.kernel.operations.app import http_status
+from ugro.kernel.operations.responses import Body, json_response
+from ugro.kernel.support.codec import dumps
+from ugro.kernel.support.errors import NotFound, UgroError, UsageError
+from ugro.kernel.support.quantities import is_number
+from ugro.web.pages.log_pages import Logs, cursor_at, page_after, page_before, sizes_of
 from ugro.web.site import Site
+
+# --- search -----------------------------------------------------------------------------------------------------------
+# Search in logs of any size, forwards or backwards, in steps of limited size. These functions block.
+
+
+STEP_BYTES = 48 * 1024 * 1024
+_BLOCK = 1024 * 1024
+END = 1 << 62  # after any log
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    rank: int
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    match: Position | None  # start of the matching line
+    next: Position | None  # where to continue; None: everything was searched
+    searched_bytes: int
+
+
+def find(logs: Logs, text: str, start: Position, *, is_backwards: bool, limit_bytes: int = STEP_BYTES) -> Found:
+    """The first line with the text from ``start`` on, or the last one before it. Case does not matter."""
+    wanted = text.encode().lower()
+    searched = 0
+    for rank in _ranks(logs, start.rank, is_backwards=is_backwards):
+        size = sizes_of({rank: logs[rank]})[rank]
+        offset = start.offset if rank == start.rank else (END if is_backwards else 0)
+        blocks = _backwards(offset, size) if is_backwards else _forwards(offset, size)
+        for begin, end in blocks:
+            at = _in_block(logs, rank, (begin, end), wanted, is_backwards=is_backwards)
+            searched += end - begin
+            if at is not None:
+                return Found(Position(rank, line_begin(logs[rank], at, 0)), Position(rank, at), searched)
+            if searched >= limit_bytes:
+                return Found(None, Position(rank, begin if is_backwards else end), searched)
+    return Found(None, None, searched)
+
+
+def line_after(logs: Logs, start: Position) -> Position:
+    """The start of the next line or, if the line is very long, a position within it."""
+    size = sizes_of({start.rank: logs[start.rank]})[start.rank]
+    if start.offset >= size:
+        return start
+    with logs[start.rank].open("rb") as file:
+        file.seek(start.offset)
+        return Position(start.rank, start.offset + len(file.readline(_BLOCK)))
+
+
+def _ranks(logs: Logs, first: int, *, is_backwards: bool) -> list[int]:
+    ranks = sorted(logs, reverse=is_backwards)
+    return [rank for rank in ranks if (rank <= first if is_backwards else rank >= first)]
+
+
+def _forwards(begin: int, size: int) -> Iterator[tuple[int, int]]:
+    for at in range(begin, size, _BLOCK):
+        yield at, min(size, at + _BLOCK)
+
+
+def _backwards(end: int, size: int) -> Iterator[tuple[int, int]]:
+    at = min(end, size)
+    while at > 0:
+        yield max(0, at - _BLOCK), at
+        at = max(0, at - _BLOCK)
+
+
+def _in_block(logs: Logs, rank: int, block: tuple[int, int], wanted: bytes, *, is_backwards: bool) -> int | None:
+    begin, end = block
+    # Also matches that start in this block and end in the next; no two blocks contain the same start.
+    with logs[rank].open("rb") as file:
+        file.seek(begin)
+        content = file.read(end - begin + len(wanted) - 1).lower()
+    at = content.rfind(wanted) if is_backwards else content.find(wanted)
+    return begin + at if 0 <= at < end - begin else None
+
+
+# --- log --------------------------------------------------------------------------------------------------------------
+
 
 _LONGEST_SEARCH = 200
 Attempt = Annotated[int | None, Query(ge=1)]

@@ -9,11 +9,11 @@ from importlib.metadata import Distribution, PackageNotFoundError, distribution
 
 from fastapi import FastAPI, Request, Response
 
-from ugro.config.channels import LOG
-from ugro.config.schema import Config
-from ugro.config.section import Key, Section
-from ugro.config.yamltext import flow
-from ugro.core.support.secret import masked, without_passwords
+from ugro.features.alerts.config import LOG
+from ugro.kernel.config.kinds import flow
+from ugro.kernel.config.schema import Config
+from ugro.kernel.config.section import Key, Section
+from ugro.kernel.support.secrets import masked, without_passwords
 from ugro.web.site import Site
 
 _DEPENDENCIES = ("fastapi", "starlette", "uvicorn", "h11", "jinja2", "pydantic", "click", "PyYAML")

@@ -15,18 +15,17 @@ import ugro
 from tests.rig.pretend_agent import pretend_agent
 from ugro.client.client import Client
 from ugro.client.http import connected
-from ugro.client.recipes import Wanted
-from ugro.client.remote.agent import RemoteAgent
-from ugro.client.remote.banner import Banner
-from ugro.client.remote.master import Master
-from ugro.client.remote.relay import AGENT
-from ugro.client.services import ServiceWish
-from ugro.client.sweeps import SweepWish
-from ugro.core.agent import AgentStatus
-from ugro.core.errors import NotAllowed
-from ugro.core.errors import Wanted as AskedFor
-from ugro.core.support.codec import dumps
-from ugro.core.support.state_dir import StateDir
+from ugro.features.recipes.client import Wanted
+from ugro.features.remote_access.client.agent import RemoteAgent
+from ugro.features.remote_access.client.master import Master
+from ugro.features.remote_access.client.relay import AGENT, Banner
+from ugro.features.services.client import ServiceWish
+from ugro.features.sweeps.client import SweepWish
+from ugro.kernel.agent.model import AgentStatus
+from ugro.kernel.support.codec import dumps
+from ugro.kernel.support.errors import NotAllowed
+from ugro.kernel.support.errors import Wanted as AskedFor
+from ugro.kernel.support.state_dir import StateDir
 
 SECRET = "AWS_SECRET_ACCESS_KEY"
 VALUE = "value-of-the-secret"

@@ -8,12 +8,11 @@ from pathlib import Path
 import pytest
 
 import ugro
-from ugro.client.remote.banner import banner, find_banner
-from ugro.client.remote.master import Master, chosen_master, forget, recall, remember
-from ugro.client.remote.relay import agent_socket
-from ugro.client.remote.ssh import failure, relay_command, sharing
-from ugro.core.errors import NotAllowed, NotFound, UgroError, Unreachable, UsageError
-from ugro.core.support.state_dir import StateDir
+from ugro.features.remote_access.client.link import failure, relay_command, sharing
+from ugro.features.remote_access.client.master import Master, chosen_master, forget, recall, remember
+from ugro.features.remote_access.client.relay import agent_socket, banner, find_banner
+from ugro.kernel.support.errors import NotAllowed, NotFound, UgroError, Unreachable, UsageError
+from ugro.kernel.support.state_dir import StateDir
 
 
 def test_the_option_wins_over_the_variable_and_that_over_the_login(tmp_path: Path) -> None:

@@ -17,10 +17,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.rig.waiting import wait_until
-from ugro.client.remote import mux as mux_module
-from ugro.client.remote.mux import About, LinkLost, Mux
-from ugro.core.errors import NotAllowed, NotFound, UgroError
-from ugro.remote import wire
+from ugro.features.remote_access.client import mux as mux_module
+from ugro.features.remote_access.client.mux import About, LinkLost, Mux
+from ugro.kernel.support.errors import NotAllowed, NotFound, UgroError
+from ugro.node import wire
 
 WAIT_S = 30
 

@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 
-from ugro.agent.code.snapshot_store import SnapshotStore
-from ugro.client.remote.offer import Offer, why_left_alone
-from ugro.client.remote.trees import Trees, Wire
-from ugro.core.errors import NotAllowed, UgroError, Wanted, error_from_wire
-from ugro.core.support.state_dir import StateDir
-from ugro.remote import trees
+from ugro.features.remote_access.client.offer import Offer, Trees, Wire, why_left_alone
+from ugro.kernel.files.code.snapshot_store import SnapshotStore
+from ugro.kernel.support.errors import NotAllowed, UgroError, Wanted, error_from_wire
+from ugro.kernel.support.state_dir import StateDir
+from ugro.node import trees
 
 
 @dataclass

@@ -11,12 +11,11 @@ import pytest
 
 import ugro
 from tests.rig.pretend_agent import pretend_agent
-from ugro.client.remote.banner import find_banner
-from ugro.client.remote.relay import Relay
-from ugro.core.agent import AgentStatus
-from ugro.core.errors import NotAllowed, Unreachable
-from ugro.core.support.codec import dumps
-from ugro.core.support.state_dir import StateDir
+from ugro.features.remote_access.client.relay import Relay, find_banner
+from ugro.kernel.agent.model import AgentStatus
+from ugro.kernel.support.codec import dumps
+from ugro.kernel.support.errors import NotAllowed, Unreachable
+from ugro.kernel.support.state_dir import StateDir
 
 
 @dataclass

@@ -7,17 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from ugro.config.load import parse_config
-from ugro.config.schema import Config
-from ugro.core.discovery import Candidate
-from ugro.core.node import NodeSpec
-from ugro.nodes.discovery.candidates import MOST_OFFERS, Checked, Rules, check_offers, merged, spec_of
-from ugro.nodes.discovery.command import CommandSource
-from ugro.nodes.discovery.mdns import MdnsSource
-from ugro.nodes.discovery.source import Offer, Source
-from ugro.nodes.discovery.ssh_config import SshConfigSource
-from ugro.nodes.discovery.zookeeper import ZooKeeperSource
-from ugro.nodes.transport import SshOptions, ssh_command
+from ugro.features.discovery.candidates import MOST_OFFERS, Checked, Offer, Rules, Source, check_offers, merged, spec_of
+from ugro.features.discovery.model import Candidate
+from ugro.features.discovery.registries import ZooKeeperSource
+from ugro.features.discovery.sources import CommandSource, MdnsSource, SshConfigSource
+from ugro.kernel.config.load import parse_config
+from ugro.kernel.config.schema import Config
+from ugro.kernel.links.model import NodeSpec
+from ugro.kernel.links.transport import SshOptions, ssh_command
 
 MDNS = MdnsSource("_ssh._tcp")
 COMMAND = CommandSource(("x",), Path("/"), 1, 1)

@@ -9,9 +9,12 @@ from pathlib import Path
 import pytest
 from ifaddr import IP, Adapter
 
-from ugro.nodes.discovery import command, consul, mdns, zookeeper
-from ugro.nodes.discovery.consul import ConsulSource
-from ugro.nodes.discovery.source import Offer, SourceDown
+from ugro.features.discovery import registries as consul
+from ugro.features.discovery import registries as zookeeper
+from ugro.features.discovery import sources as command
+from ugro.features.discovery import sources as mdns
+from ugro.features.discovery.candidates import Offer, SourceDown
+from ugro.features.discovery.registries import ConsulSource
 
 # As `ansible-inventory --list` prints it.
 ANSIBLE = {

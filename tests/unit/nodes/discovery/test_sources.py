@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ugro.config.load import parse_config
-from ugro.config.schema import Config
-from ugro.nodes.discovery.command import CommandSource
-from ugro.nodes.discovery.consul import ConsulSource
-from ugro.nodes.discovery.mdns import MdnsSource
-from ugro.nodes.discovery.sources import sources_of
-from ugro.nodes.discovery.ssh_config import SshConfigSource
-from ugro.nodes.discovery.zookeeper import ZooKeeperSource
+from ugro.features.discovery.registries import ConsulSource, ZooKeeperSource
+from ugro.features.discovery.sources import CommandSource, MdnsSource, SshConfigSource, sources_of
+from ugro.kernel.config.load import parse_config
+from ugro.kernel.config.schema import Config
 
 FILE = Path("/lab/cluster.yaml")
 ALL = """

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ugro.nodes.discovery.ssh_config import ssh_config_hosts
+from ugro.features.discovery.sources import ssh_config_hosts
 
 
 @pytest.fixture

@@ -6,11 +6,18 @@ from dataclasses import replace
 
 import pytest
 
-from ugro.core.errors import ConfigError, UgroError, Unsatisfiable, UsageError
-from ugro.policy.ablation.grid import MODELS, Abilities, Wish, baseline, document, expect_experiment, variants
-from ugro.policy.sweep.options import flags_of, options_of
-from ugro.policy.sweep.reading import read
-from ugro.policy.sweep.space import grid_settings, grid_size
+from ugro.features.experiments.rules.grid import (
+    MODELS,
+    Abilities,
+    Wish,
+    baseline,
+    document,
+    expect_experiment,
+    variants,
+)
+from ugro.features.sweeps.rules.reading import read
+from ugro.features.sweeps.rules.spec import flags_of, grid_settings, grid_size, options_of
+from ugro.kernel.support.errors import ConfigError, UgroError, Unsatisfiable, UsageError
 
 PLAIN = Abilities()
 ALL = Abilities({"exchange": "local"}, "STALE", "ROUND", ("fp16", "powersgd"))

@@ -8,13 +8,11 @@ import re
 from dataclasses import replace
 
 from tests.unit.policy.ablation.test_statistics import run
-from ugro.client.experiments import _ENTRY, _SHEETS
-from ugro.client.sweep_page import assets
-from ugro.policy.ablation.figures import bars
-from ugro.policy.ablation.measure import METRICS
-from ugro.policy.ablation.page import Experiment, page
-from ugro.policy.ablation.statistics import rows
-from ugro.policy.sweep.html import Assets
+from ugro.features.experiments.client import _ENTRY, _SHEETS
+from ugro.features.experiments.rules.measure import METRICS, rows
+from ugro.features.experiments.rules.page import Experiment, bars, page
+from ugro.web.report import Assets
+from ugro.web.report_assets import assets
 
 RUNS = [
     run("uniform", 1, 10, 1), run("<b>fast</b>", 1, 20, 2), run("uniform", 2, 12, 3), run("<b>fast</b>", 2, 24, 4),

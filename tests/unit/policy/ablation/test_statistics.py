@@ -7,11 +7,20 @@ from dataclasses import replace
 
 import pytest
 
-from ugro.core.energy import EpochEnergy, JobEnergy
-from ugro.core.training import AttemptSteps, StepRecord
-from ugro.policy.ablation.measure import Figures, Moment, figures, joined, moments
-from ugro.policy.ablation.statistics import Run, bands, estimate, rows
-from ugro.policy.ablation.tables import gain, number, spread
+from ugro.features.experiments.rules.measure import (
+    Figures,
+    Moment,
+    Run,
+    bands,
+    estimate,
+    figures,
+    joined,
+    moments,
+    rows,
+)
+from ugro.features.experiments.rules.page import gain, number, spread
+from ugro.features.training.model import EpochEnergy, JobEnergy
+from ugro.kernel.telemetry.records import AttemptSteps, StepRecord
 
 ZERO = (0.0, 0.0)
 

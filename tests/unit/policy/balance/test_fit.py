@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ugro.policy.balance.fit import RankFit, Window
+from ugro.train.rules.shares import RankFit, Window
 
 
 def test_two_windows_of_equal_weight_that_disagree_both_have_a_say() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ugro.policy.balance.hardware_speed import Device, estimate
+from ugro.features.hardware.rules import Device, estimate
 
 
 def of_gpus(*names: str) -> tuple[float, ...]:

@@ -11,10 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ugro.core.errors import Unsatisfiable, UsageError
-from ugro.policy.balance.mode import Mode
-from ugro.policy.balance.planner import Balancer, Batch, Observation, Plan
-from ugro.policy.balance.split import Bounds, Cost, granule_for_gpus, slowest_s, split
+from ugro.kernel.support.errors import Unsatisfiable, UsageError
+from ugro.train.rules.balance import Balancer, Batch, Observation, Plan
+from ugro.train.rules.shares import Bounds, Cost, Mode, granule_for_gpus, slowest_s, split
 
 NAMES = ("gpu0", "gpu1", "gpu2")
 UNEQUAL = (Cost(0.02, 0.0, 0.01), Cost(0.04, 0.0, 0.02), Cost(0.08, 0.0, 0.04))

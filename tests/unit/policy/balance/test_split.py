@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ugro.core.errors import Unsatisfiable
-from ugro.policy.balance.advice import advise
-from ugro.policy.balance.split import Bounds, Cost, in_proportion, slowest_s, split, uniform
+from ugro.kernel.support.errors import Unsatisfiable
+from ugro.train.rules.shares import Bounds, Cost, advise, in_proportion, slowest_s, split, uniform
 
 _part = st.floats(0, 3)
 _per_sample = st.floats(0.01, 5)

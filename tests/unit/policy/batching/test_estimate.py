@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ugro.core.estimate import Bound, Place, Sample
-from ugro.policy.batching.estimate import estimate, predict
+from ugro.features.batches.model import Bound, Place, Sample
+from ugro.features.batches.rules import estimate, predict
 
 CORE = Place("one core", 1)
 HERE = Place("this machine", 4, start_s=0.3, slot_item_s=2e-6, driver_item_s=1e-6, is_here=True)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ugro.policy.batching.ledger import Failed, Ledger, Piece
+from ugro.features.batches.rules import Failed, Ledger, Piece
 
 
 class World:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ugro.core.errors import NotFound, Unsatisfiable, UsageError
-from ugro.policy.batching.seats import Candidate, Wish, choose
+from ugro.features.batches.rules import Candidate, Wish, choose
+from ugro.kernel.support.errors import NotFound, Unsatisfiable, UsageError
 
 NODES = [
     Candidate("slow", 2),

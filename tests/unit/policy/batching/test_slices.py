@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ugro.policy.batching.aims import Aims
-from ugro.policy.batching.slices import Cost, Sizes, SlotView, share_of, slice_size, takes_another
+from ugro.features.batches.rules import Aims, Cost, Sizes, SlotView, share_of, slice_size, takes_another
 
 AIMS = Aims()
 

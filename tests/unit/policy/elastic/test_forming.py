@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import chain, combinations
 
-from ugro.policy.elastic.forming import GRACE_S, Forming, TooFew, Wait, decide
+from ugro.train.rules.failures import GRACE_S, Forming, TooFew, Wait, decide
 
 ALL = frozenset({0, 1, 2})
 NOBODY: frozenset[int] = frozenset()

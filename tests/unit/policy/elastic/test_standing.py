@@ -4,19 +4,24 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ugro.core.job import Ending, JobState
-from ugro.policy.elastic.standing import (
+from ugro.kernel.jobs.engine.rules.attempt import (
+    AttemptView,
     ElasticView,
+    Move,
+    NodeRun,
     RankState,
     RankView,
     Rejoin,
+    RunState,
+    Stop,
     described,
     is_done,
     members,
+    next_step,
     problem,
     rejoin,
 )
-from ugro.policy.lifecycle.attempt import AttemptView, Move, NodeRun, RunState, Stop, next_step
+from ugro.kernel.jobs.model import Ending, JobState
 
 R, D, L, U = RankState.RUNNING, RankState.DONE, RankState.LOST, RankState.UNKNOWN
 UNHEARD = RankState.UNHEARD

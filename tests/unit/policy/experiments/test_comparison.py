@@ -7,13 +7,23 @@ from dataclasses import replace
 from pathlib import Path
 
 from ugro.cli.jobs.origin import origin_of, parsed
-from ugro.config.job.export import settings
-from ugro.core.energy import JobEnergy
-from ugro.core.environment import Environment, Origin
-from ugro.core.experiment import Figure
-from ugro.core.job import ALL_GPUS, ANY_GPUS, Job, JobSpec, JobState, Launcher, Placement, Resources, Share
-from ugro.core.metrics import MetricsSummary
-from ugro.policy.experiments.comparison import Side, compare
+from ugro.features.experiments.rules.comparison import Side, compare
+from ugro.features.training.model import JobEnergy
+from ugro.kernel.jobs.config.file import settings
+from ugro.kernel.jobs.model import (
+    ALL_GPUS,
+    ANY_GPUS,
+    Environment,
+    Job,
+    JobSpec,
+    JobState,
+    Launcher,
+    Origin,
+    Placement,
+    Resources,
+    Share,
+)
+from ugro.kernel.telemetry.model import Figure, MetricsSummary
 
 ENVIRONMENT = Environment("3.11.7", "/usr/bin/python3", "x86_64", (("numpy", "1.0"), ("torch", "2.0")))
 

@@ -11,13 +11,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ugro.core.errors import UsageError
-from ugro.core.experiment import Experiment, Figure
-from ugro.core.job import JobSpec, JobState
-from ugro.policy.experiments.columns import Column, columns_at_first, is_larger_better, known_columns
-from ugro.policy.experiments.filter import matching
-from ugro.policy.experiments.parameters import configuration, parameters
-from ugro.policy.experiments.table import Line, Position, SortOrder, Spread, groups_of, lines, page, spread
+from ugro.features.experiments.rules.table import (
+    Column,
+    Line,
+    Position,
+    SortOrder,
+    Spread,
+    columns_at_first,
+    groups_of,
+    is_larger_better,
+    known_columns,
+    lines,
+    matching,
+    page,
+    spread,
+)
+from ugro.kernel.jobs.model import JobSpec, JobState
+from ugro.kernel.support.errors import UsageError
+from ugro.kernel.telemetry.model import Experiment, Figure
+from ugro.kernel.telemetry.rules import configuration, parameters
 
 NOW = 2e9
 

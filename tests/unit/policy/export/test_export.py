@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 import yaml
 
-from ugro.client.export import TARGETS, export
-from ugro.core.environment import Origin
-from ugro.core.errors import Unsatisfiable
-from ugro.core.job import (
+from ugro.features.environments.model import EnvRequest
+from ugro.features.export.client import TARGETS, export
+from ugro.kernel.jobs.model import (
     ALL_GPUS,
     ANY_GPUS,
     After,
@@ -21,14 +20,15 @@ from ugro.core.job import (
     JobSpec,
     JobState,
     Launcher,
+    Origin,
     Placement,
     Resources,
     Retry,
     Share,
     Stop,
 )
-from ugro.core.python_env import EnvRequest
-from ugro.core.support.secret import HIDDEN
+from ugro.kernel.support.errors import Unsatisfiable
+from ugro.kernel.support.secrets import HIDDEN
 
 TRAINING = JobSpec(
     "Exp 1: BERT!",

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.unit.policy.export.test_export import TRAINING, job_of
-from ugro.client.export import export
-from ugro.core.job import JobSpec, Placement, Resources, Share
+from ugro.features.export.client import export
+from ugro.kernel.jobs.model import JobSpec, Placement, Resources, Share
 
 # Slurm starts what follows once on each node of the job, and tells it which one that is.
 SRUN = """\

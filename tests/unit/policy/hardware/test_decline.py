@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from ugro.core.figures import CpuFigures, DeviceFigures, Mode, NodeFigures, StorageFigures, Surroundings
-from ugro.core.finding import Finding, Grade
-from ugro.policy.hardware.decline import judge_figures
+from ugro.features.hardware.model import CpuFigures, DeviceFigures, Mode, NodeFigures, StorageFigures, Surroundings
+from ugro.features.hardware.rules import judge_figures
+from ugro.kernel.agent.model import Finding, Grade
 
 
 def gpu(bf16: float, **seen: object) -> DeviceFigures:

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ugro.core.figures import Mode, Part
-from ugro.policy.hardware.budget import Budget, phases
-from ugro.policy.hardware.rounds import rounds, waves
+from ugro.features.hardware.model import Mode, Part
+from ugro.features.hardware.rules import Budget, phases, rounds, waves
 
 
 @given(st.integers(0, 17))

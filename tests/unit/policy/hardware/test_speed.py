@@ -6,12 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from ugro.core.figures import CpuFigures, DeviceFigures, Mode, NodeFigures
-from ugro.core.node import Facts, Gpu, GpuHolder
-from ugro.core.owner import OwnerReport, Then, When
-from ugro.policy.balance.hardware_speed import Device, estimate
-from ugro.policy.hardware.busy import busy
-from ugro.policy.hardware.speed import node_speeds
+from ugro.features.hardware.model import CpuFigures, DeviceFigures, Mode, NodeFigures
+from ugro.features.hardware.rules import Device, busy, estimate, node_speeds
+from ugro.features.power.model import OwnerReport, Then, When
+from ugro.kernel.links.model import Facts, Gpu, GpuHolder
 
 
 def node(name: str, *fp16: float, cpu: float = 100.0) -> NodeFigures:

@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ugro.policy.hooks.triggers import HOUR_S, Losses, Patience, Seen, in_s, is_long, look, look_at_losses
+from ugro.features.hooks.rules import HOUR_S, Losses, Patience, Seen, in_s, is_long, look, look_at_losses
 
 PATIENCE = Patience(lasting_s=300.0, cool_down_s=600.0, most_per_hour=3)
 

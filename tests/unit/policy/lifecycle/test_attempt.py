@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ugro.core.job import Ending, JobState, Share
-from ugro.core.node import Machine
-from ugro.policy.lifecycle.attempt import AttemptView, Conclude, Move, NodeRun, RunState, Start, Stop, next_step
+from ugro.kernel.jobs.engine.rules.attempt import AttemptView, Conclude, Move, NodeRun, RunState, Start, Stop, next_step
+from ugro.kernel.jobs.model import Ending, JobState, Share
+from ugro.kernel.links.model import Machine
 
 RUNNING, DONE, FAILED, ABSENT = RunState.RUNNING, RunState.DONE, RunState.FAILED, RunState.ABSENT
 DEAD, UNKNOWN = RunState.DEAD, RunState.UNKNOWN

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ugro.policy.lifecycle.backoff import delay_s, denied_pause_s
+from ugro.kernel.support.moments import delay_s, denied_pause_s
 
 attempts = st.integers(min_value=-3, max_value=10**6)
 ratios = st.floats(min_value=0, max_value=1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ugro.policy.lifecycle.backups import BackupFile, has_room, to_remove
+from ugro.kernel.agent.rules import BackupFile, has_room, to_remove
 
 MINUTE_S = 60.0
 HOUR_S = 60 * MINUTE_S

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ugro.core.support.moment import Instant, Reading
-from ugro.policy.lifecycle.clock import DAY_S, Jump, Memory, is_doubtful, is_held, look, recent_jump, released
+from ugro.kernel.agent.rules import DAY_S, Jump, Memory, is_doubtful, is_held, look, recent_jump, released
+from ugro.kernel.support.moments import Instant, Reading
 
 HOUR_S = 3600.0
 YEAR_S = 365 * DAY_S

@@ -6,9 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from ugro.core.job import Ending, Job, JobSpec, JobState, Placement, Share
-from ugro.core.safe_mode import Mark
-from ugro.policy.lifecycle.newer_state import (
+from ugro.features.safe_mode.model import Mark
+from ugro.features.safe_mode.rules import (
     Cancel,
     Change,
     End,
@@ -28,7 +27,8 @@ from ugro.policy.lifecycle.newer_state import (
     older_than_journal,
     older_than_mark,
 )
-from ugro.policy.lifecycle.reported_run import Belief, Recorded, Reported, judge_run, judge_ticket
+from ugro.kernel.jobs.engine.rules.reported_run import Belief, Recorded, Reported, judge_run, judge_ticket
+from ugro.kernel.jobs.model import Ending, Job, JobSpec, JobState, Placement, Share
 
 OWN = Job(7, JobSpec("train", ("true",)), "ann", JobState.QUEUED, "submitted", "2026-01-01T00:00:00+00:00")
 RUNNING = replace(OWN, state=JobState.RUNNING, attempt=1, placement=Placement((Share("n1"),)))

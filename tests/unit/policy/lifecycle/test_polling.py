@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ugro.policy.lifecycle.breaker import Breaker, BreakerState, Limits
-from ugro.policy.lifecycle.polling import Pace, poll
+from ugro.kernel.links.rules import Breaker, BreakerState, Limits, Pace, poll
 
 MINUTE, HOUR = 60.0, 3600.0
 LIMITS = Limits()

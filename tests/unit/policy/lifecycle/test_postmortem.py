@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ugro.core.failure import Cause, Failure
-from ugro.policy.lifecycle.log_signatures import MOST_LINES
-from ugro.policy.lifecycle.postmortem import Lost, RankEnd, classify
+from ugro.kernel.jobs.engine.rules.postmortem import MOST_LINES, Lost, RankEnd, classify
+from ugro.kernel.jobs.model import Cause, Failure
 
 TRACEBACK = "Traceback (most recent call last):"
 FRAME = '  File "train.py", line 7, in step'

@@ -2,9 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from ugro.core.job import Placement, Share
-from ugro.core.node import Machine
-from ugro.policy.lifecycle.reported_run import (
+from ugro.kernel.jobs.engine.rules.reported_run import (
     Belief,
     Recorded,
     Reported,
@@ -14,6 +12,8 @@ from ugro.policy.lifecycle.reported_run import (
     most_log_bytes,
     run_number,
 )
+from ugro.kernel.jobs.model import Placement, Share
+from ugro.kernel.links.model import Machine
 
 ON_BOTH = Placement((Share("gpu1", root="/ws", boot_id="boot", hostname="one"), Share("gpu2")))
 GIB = 2**30

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from ugro.core.job import FINAL_STATES, JobState
-from ugro.policy.lifecycle.retention import EndedJob, Keep, Remove, Rule, What, decide, least_age_s
+from ugro.features.retention.rules import EndedJob, Keep, Remove, Rule, What, decide, least_age_s
+from ugro.kernel.jobs.model import FINAL_STATES, JobState
 
 DAY_S = 86400.0
 RULE = Rule(jobs_s=90 * DAY_S, keep=10, results_s=None)

@@ -4,9 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ugro.core import job
-from ugro.core.failure import Cause, Failure
-from ugro.policy.lifecycle.retry import (
+from ugro.kernel.jobs import model as job
+from ugro.kernel.jobs.engine.rules.retry import (
     FREE_RETRIES,
     GPU_PAUSE_S,
     INFRASTRUCTURE,
@@ -18,6 +17,7 @@ from ugro.policy.lifecycle.retry import (
     Retry,
     after_failure,
 )
+from ugro.kernel.jobs.model import Cause, Failure
 
 NOW = 1000.0
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ugro.core.errors import UsageError
-from ugro.policy.local.compression import Measured, Method, choose, wished
+from ugro.kernel.support.errors import UsageError
+from ugro.train.rules.sync import Measured, Method, choose, wished
 
 MB = 10**6
 

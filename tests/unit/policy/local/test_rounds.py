@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ugro.policy.balance.mode import Mode
-from ugro.policy.local.rounds import Ranges, Rounds, Wish, batches, merged, size, take
+from ugro.train.rules.shares import Mode
+from ugro.train.rules.sync import Ranges, Rounds, Wish, batches, merged, size, take
 
 
 def informed(paces: list[float], round_s: float = 10.0, batch: int = 8, **more: object) -> Rounds:

@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ugro.core.errors import UsageError
-from ugro.policy.local.staleness import Update, judge, patience_s
-from ugro.policy.local.sync import Outer, Sync, SyncMode, chosen, outer, sync_mode
+from ugro.kernel.support.errors import UsageError
+from ugro.train.rules.sync import Outer, Sync, SyncMode, Update, chosen, judge, outer, patience_s, sync_mode
 
 
 def test_updates_count_by_their_samples() -> None:

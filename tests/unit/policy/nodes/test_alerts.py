@@ -7,11 +7,8 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from ugro.core.alert import Alert, Key, Severity
-from ugro.core.finding import Grade
-from ugro.core.node import Facts, Gpu, NodeReport, Reason, Status
-from ugro.core.power import PowerReport, PowerState
-from ugro.policy.nodes.alerts import (
+from ugro.features.alerts.model import Alert, Key, Severity
+from ugro.features.alerts.rules import (
     CLUSTER,
     Finding,
     Notice,
@@ -26,7 +23,10 @@ from ugro.policy.nodes.alerts import (
     status_change,
     worst_first,
 )
-from ugro.policy.nodes.diagnosis import DiskRoom, judge_disk
+from ugro.features.health.rules import DiskRoom, judge_disk
+from ugro.features.power.model import PowerReport, PowerState
+from ugro.kernel.agent.model import Grade
+from ugro.kernel.links.model import Facts, Gpu, NodeReport, Reason, Status
 
 GIB = 2**30
 MIB = 2**20

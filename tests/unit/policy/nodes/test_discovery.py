@@ -7,19 +7,10 @@ from typing import Any
 
 import pytest
 
-from ugro.core.discovery import Candidate, Found, Member, SourceState, Standing
-from ugro.core.finding import Grade
-from ugro.core.node import NodeSpec
-from ugro.policy.nodes.discovery import (
-    Act,
-    Situation,
-    Step,
-    absences,
-    found_nodes,
-    joinable,
-    judge_sources,
-    steps,
-)
+from ugro.features.discovery.model import Candidate, Found, Member, SourceState, Standing
+from ugro.features.discovery.rules import Act, Situation, Step, absences, found_nodes, joinable, judge_sources, steps
+from ugro.kernel.agent.model import Grade
+from ugro.kernel.links.model import NodeSpec
 
 GPU1 = Candidate("gpu1", "10.0.0.1", sources=("zookeeper",))
 MOVED = replace(GPU1, host="10.0.0.9")

@@ -5,17 +5,16 @@ from typing import Any
 
 import pytest
 
-from ugro.core.finding import Finding, Grade
-from ugro.core.job import Placement, Share
-from ugro.core.node import Facts, Gpu, GpuProcess, Limits, LinkQuality, Machine, NodeSpec
-from ugro.core.owner import OwnerReport, Then, When
-from ugro.policy.nodes.connectivity import Endpoint, judge_pairs
-from ugro.policy.nodes.diagnosis import judge_node
-from ugro.policy.nodes.examination import Examination, SshSettings, Unknown
-from ugro.policy.nodes.limits import unlimited_memory
-from ugro.policy.nodes.shared_folders import judge_folders
-from ugro.policy.nodes.versions import Installed, judge_versions
-from ugro.remote.messages import Connections, Missed, Packages, Ports, PortUse, Reached, Root, Survival
+from ugro.features.environments.rules.versions import Installed, judge_versions
+from ugro.features.health.rules import judge_folders, judge_node
+from ugro.features.power.model import OwnerReport, Then, When
+from ugro.kernel.agent.model import Finding, Grade
+from ugro.kernel.jobs.model import Placement, Share
+from ugro.kernel.jobs.scheduling.fit import unlimited_memory
+from ugro.kernel.links.diagnosis import Endpoint, judge_pairs
+from ugro.kernel.links.model import Facts, Gpu, GpuProcess, Limits, LinkQuality, Machine, NodeSpec
+from ugro.kernel.links.rules import Examination, SshSettings, Unknown
+from ugro.node.messages import Connections, Missed, Packages, Ports, PortUse, Reached, Root, Survival
 
 GIB = 2**30
 FACTS = Facts(0.0, 1.0, (0.0, 0.0, 0.0), 0.1, 16 * GIB, 8 * GIB)

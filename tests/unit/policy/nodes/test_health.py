@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ugro.core.node import Disk, Facts, Gpu, LinkQuality, Reason, Status
-from ugro.policy.nodes.gpu_changes import gpu_changes
-from ugro.policy.nodes.health import Verdict, assess, status_of
+from ugro.features.health.rules_score import Verdict, assess, status_of
+from ugro.kernel.links.model import Disk, Facts, Gpu, LinkQuality, Reason, Status
+from ugro.kernel.links.rules import gpu_changes
 
 GB = 1000**3
 FINE = Facts(

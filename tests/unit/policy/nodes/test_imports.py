@@ -7,8 +7,8 @@ from pathlib import PurePosixPath
 
 import pytest
 
-from ugro.core.job import Imports
-from ugro.policy.nodes.imports import imports_of, uses
+from ugro.features.environments.rules.imports import imports_of, uses
+from ugro.kernel.jobs.model import Imports
 
 
 class Files:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from ugro.core.node import Facts, Gpu, GpuHolder, Machine
-from ugro.policy.nodes.machines import (
+from ugro.kernel.links.model import Facts, Gpu, GpuHolder, Machine
+from ugro.kernel.links.rules import (
     Sighting,
     drained_machines,
     is_same_machine,

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from ugro.core.job import Ending, Job, JobSpec, JobState, Launcher, Placement, Share
-from ugro.core.owner import OwnerReport, OwnerRule, Then, When
-from ugro.policy.nodes.owner import SMALL_PART, Seen, judge, parts, stops, takes
+from ugro.features.power.model import OwnerReport, OwnerRule, Then, When
+from ugro.features.power.rules import SMALL_PART, Seen, judge, parts, stops, takes
+from ugro.kernel.jobs.model import Ending, Job, JobSpec, JobState, Launcher, Placement, Share
 
 RULE = OwnerRule(When.ACTIVE, Then.PAUSE, 600.0)
 THERE = Seen(1000.0, "ann types on pts/3", is_known=True, is_open=True, sources=("terminals",))

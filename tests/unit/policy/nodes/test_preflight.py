@@ -7,13 +7,19 @@ from typing import Any
 
 import pytest
 
-from ugro.core.failure import Cause
-from ugro.core.finding import Grade
-from ugro.core.job import Launcher
-from ugro.policy.nodes.connectivity import Apart, Endpoint, Meeting, addresses_to_try, asked_for, meet, pairs
-from ugro.policy.nodes.examination import Unknown
-from ugro.policy.nodes.versions import Difference, Installed, Need, differences, judge_versions, lack_of_imports
-from ugro.remote.messages import Connections, Missed, Packages, Reached, Target
+from ugro.features.environments.rules.versions import (
+    Difference,
+    Installed,
+    Need,
+    differences,
+    judge_versions,
+    lack_of_imports,
+)
+from ugro.kernel.agent.model import Grade
+from ugro.kernel.jobs.model import Cause, Launcher
+from ugro.kernel.links.diagnosis import Apart, Endpoint, Meeting, addresses_to_try, asked_for, meet, pairs
+from ugro.kernel.links.rules import Unknown
+from ugro.node.messages import Connections, Missed, Packages, Reached, Target
 
 ON_GPUS = Need(Launcher.DDP, uses_gpus=True)
 ON_CPUS = Need(Launcher.DDP)

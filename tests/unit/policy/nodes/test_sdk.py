@@ -5,9 +5,15 @@ from __future__ import annotations
 import pytest
 
 from tests.unit.policy.nodes.test_imports import Files
-from ugro.policy.nodes.sdk import is_for, is_named_in, is_wanted, scripts_in, still_missing
-from ugro.policy.nodes.versions import lack_of_imports
-from ugro.policy.python_env.failures import lack_of_packages
+from ugro.features.environments.rules.imports import (
+    is_for,
+    is_named_in,
+    is_wanted,
+    lack_of_packages,
+    scripts_in,
+    still_missing,
+)
+from ugro.features.environments.rules.versions import lack_of_imports
 
 
 @pytest.mark.parametrize(

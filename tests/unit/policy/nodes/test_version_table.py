@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ugro.core.env_report import NodeVersions, Setup
-from ugro.core.finding import Grade
-from ugro.core.job import Launcher
-from ugro.core.python_env import EnvRequest, Made
-from ugro.policy.nodes.version_table import Found, compared, differing_packages
-from ugro.policy.nodes.versions import Installed, Need, differences, judge_machines, packages_among, packages_in
-from ugro.policy.python_env.words import in_words
+from ugro.features.environments.model import EnvRequest, Made, NodeVersions, Setup
+from ugro.features.environments.rules.naming import in_words
+from ugro.features.environments.rules.versions import (
+    Found,
+    Installed,
+    Need,
+    compared,
+    differences,
+    differing_packages,
+    judge_machines,
+    packages_among,
+    packages_in,
+)
+from ugro.kernel.agent.model import Grade
+from ugro.kernel.jobs.model import Launcher
 
 ON_GPUS = Need(Launcher.DDP, uses_gpus=True)
 

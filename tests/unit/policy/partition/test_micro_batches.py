@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ugro.policy.partition.micro_batches import chosen, is_whole, rounds
+from ugro.train.rules.partition import chosen, is_whole, rounds
 
 
 @given(st.integers(1, 500), st.integers(1, 64))

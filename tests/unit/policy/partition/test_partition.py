@@ -12,12 +12,10 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from ugro.core.errors import Unsatisfiable
-from ugro.policy.partition import interleave
-from ugro.policy.partition.flow import step_s, work_of
-from ugro.policy.partition.planner import Move, equal, moved_layers, owners, plan, review
-from ugro.policy.partition.problem import Costs, Device, Layer, Link, Partition, Problem, Stage
-from ugro.policy.partition.search import cut, fits, seconds
+from ugro.kernel.support.errors import Unsatisfiable
+from ugro.train.rules import partition as interleave
+from ugro.train.rules.partition import Costs, Device, Layer, Link, Partition, Problem, Stage, step_s, work_of
+from ugro.train.rules.partition_planner import Move, cut, equal, fits, moved_layers, owners, plan, review, seconds
 
 _time = st.floats(0.001, 2)
 _bytes = st.integers(0, 100)

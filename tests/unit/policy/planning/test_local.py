@@ -5,10 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.unit.policy.planning.test_prediction import BATCH, FREE, known, trial
-from ugro.core.planning import local_title
-from ugro.policy.planning.exchange import Link
-from ugro.policy.planning.local import predict_local
-from ugro.policy.planning.plan import make_plan
+from ugro.features.planning.model import local_title
+from ugro.features.planning.rules import Link, make_plan, predict_local
 
 SLOW = Link(1e6)  # eight seconds for the gradients
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from ugro.core.planning import DeviceNeed, ModelSize, memory_lines
-from ugro.core.training import ModelRecord, TrialRecord
-from ugro.policy.planning.memory import needs, that_fit, too_large
-from ugro.policy.planning.reading import model_size
-from ugro.policy.recipes.fit import Device
-from ugro.policy.recipes.memory import AROUND_GPU
+from ugro.features.planning.model import DeviceNeed, ModelSize, memory_lines
+from ugro.features.planning.rules_trials import model_size, needs, that_fit, too_large
+from ugro.features.recipes.rules_memory import AROUND_GPU, Device
+from ugro.kernel.telemetry.records import ModelRecord, TrialRecord
 
 GB = 10**9
 # A billion parameters with AdamW in fp32: 16 GB; 24 blocks, and embeddings.

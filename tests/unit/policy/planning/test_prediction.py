@@ -8,12 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ugro.core.planning import JointTrial, Links, NodeTrial, Pair, Point, Prediction, RankTrial, compared
-from ugro.policy.balance.mode import Mode
-from ugro.policy.planning.curve import Curve
-from ugro.policy.planning.exchange import Exchange, Link
-from ugro.policy.planning.plan import make_plan
-from ugro.policy.planning.prediction import Knowledge, predict
+from ugro.features.planning.model import JointTrial, Links, NodeTrial, Pair, Point, Prediction, RankTrial, compared
+from ugro.features.planning.rules import Curve, Exchange, Knowledge, Link, make_plan, predict
+from ugro.train.rules.shares import Mode
 
 BATCH, GRADIENTS = 96, 8_000_000
 FREE = Link(1e15)

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from ugro.core.planning import JointTrial, NodeTrial
-from ugro.core.training import Training, read
-from ugro.policy.planning.arguments import that_matter
-from ugro.policy.planning.reading import About, joint_trial, node_trial
+from ugro.features.planning.model import JointTrial, NodeTrial
+from ugro.features.planning.rules_trials import About, joint_trial, node_trial, that_matter
+from ugro.kernel.telemetry.records import Training, read
 
 ABOUT = About("gpu1", "RTX 4070", "2026-01-01T00:00:00+00:00", 7)
 

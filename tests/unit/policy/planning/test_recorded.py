@@ -14,13 +14,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from ugro.core.planning import JointTrial, LaunchPlan, NodeTrial
-from ugro.core.support.codec import decode
-from ugro.core.training import RunRecord, StepRecord, Training, TrialRecord
-from ugro.policy.planning.exchange import Exchange
-from ugro.policy.planning.plan import make_plan
-from ugro.policy.planning.prediction import Knowledge
-from ugro.policy.planning.reading import About, joint_trial
+from ugro.features.planning.model import JointTrial, LaunchPlan, NodeTrial
+from ugro.features.planning.rules import Exchange, Knowledge, make_plan
+from ugro.features.planning.rules_trials import About, joint_trial
+from ugro.kernel.support.codec import decode
+from ugro.kernel.telemetry.records import RunRecord, StepRecord, Training, TrialRecord
 
 Nodes = tuple[str, ...]
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from ugro.core.power import Act, PowerRule, PowerState
-from ugro.policy.power.decision import (
+from ugro.features.power.model import Act, PowerRule, PowerState
+from ugro.features.power.rules import (
     HOUR_S,
     REST_S,
     SILENT_S,

@@ -6,10 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from ugro.core.node import Facts, Gpu, GpuProcess
-from ugro.core.owner import OwnerReport, Then, When
-from ugro.core.power import PowerRule
-from ugro.policy.power.use import Kind, Use, busy_with
+from ugro.features.power.model import OwnerReport, PowerRule, Then, When
+from ugro.features.power.rules import Kind, Use, busy_with
+from ugro.kernel.links.model import Facts, Gpu, GpuProcess
 
 RULE = PowerRule(suspend_after_s=60.0)
 NOBODY = OwnerReport(When.ACTIVE, Then.DRAIN, 60.0)

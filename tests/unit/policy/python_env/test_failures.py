@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from ugro.core.errors import EnvFailed
-from ugro.core.failure import Cause
-from ugro.policy.lifecycle.retry import LASTING
-from ugro.policy.python_env.failures import failure_of, lack_of_packages
+from ugro.features.environments.rules.imports import failure_of, lack_of_packages
+from ugro.kernel.jobs.engine.rules.retry import LASTING
+from ugro.kernel.jobs.model import Cause
+from ugro.kernel.support.errors import EnvFailed
 
 
 @pytest.mark.parametrize("kind", ["not-found", "hash", "no-access", "python-missing", "unsafe-folder", "crashed"])

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ugro.core.errors import NotFound, UsageError
-from ugro.core.python_env import EnvOnNode, Made
-from ugro.policy.python_env.kept import by_environment, meant
+from ugro.features.environments.model import EnvOnNode, Made
+from ugro.features.environments.rules.naming import by_environment, meant
+from ugro.kernel.support.errors import NotFound, UsageError
 
 
 def on_node(name: str, used: str, size: int = 10, runs: int = 0) -> EnvOnNode:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from ugro.policy.python_env.lock_file import kind_of_lock, lock_indexes, pylock_requirements
-from ugro.policy.python_env.requirements import BadRequirement
+from ugro.features.environments.rules.requirements import (
+    BadRequirement,
+    kind_of_lock,
+    lock_indexes,
+    pylock_requirements,
+)
 
 A, B = "a" * 64, "b" * 64
 PYLOCK = f"""\

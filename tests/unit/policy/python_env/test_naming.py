@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from ugro.core.python_env import EnvHost, EnvOverride, EnvRequest, Platform, Whose
-from ugro.policy.python_env.naming import (
+from ugro.features.environments.model import EnvHost, EnvOverride, EnvRequest, Platform, Whose
+from ugro.features.environments.rules.naming import (
     common_python,
     environment_name,
     files_key,
@@ -19,7 +19,7 @@ from ugro.policy.python_env.naming import (
     with_override,
     without_hash,
 )
-from ugro.policy.python_env.pinned import versions, with_given_hashes
+from ugro.features.environments.rules.requirements import versions, with_given_hashes
 
 A, B = "a" * 64, "b" * 64
 HERE = Platform("x86_64", "glibc", (2, 36), "3.11")

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from ugro.policy.python_env.requirements import (
+from ugro.features.environments.rules.requirements import (
     BadRequirement,
     Found,
     checked,

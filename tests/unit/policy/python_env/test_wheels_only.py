@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ugro.policy.python_env.requirements import BadRequirement
-from ugro.policy.python_env.wheels_only import requirements_from_web, source_archive, unbuilt
+from ugro.features.environments.rules.requirements import BadRequirement, requirements_from_web, source_archive, unbuilt
 
 A, B = "a" * 64, "b" * 64
 

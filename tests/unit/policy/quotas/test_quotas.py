@@ -19,13 +19,12 @@ from tests.unit.policy.scheduling.test_scheduler import (
     started,
     wait_of,
 )
-from ugro.core.job import ALL_GPUS, Placement, Resources, Share, Sharing
-from ugro.core.quota import DAY_S, HOUR_S, Limits, Pool, Quotas
-from ugro.policy.quotas.accounts import Accounts, HourUse
-from ugro.policy.scheduling.cluster_view import ClusterView, Holding, NodeView, Waiting
-from ugro.policy.scheduling.decision import Preempt
-from ugro.policy.scheduling.scheduler import Explanation, actions, schedule
-from ugro.policy.scheduling.why import why
+from ugro.features.quotas.model import DAY_S, HOUR_S, Limits, Pool, Quotas
+from ugro.features.quotas.rules import Accounts, HourUse
+from ugro.kernel.jobs.model import ALL_GPUS, Placement, Resources, Share, Sharing
+from ugro.kernel.jobs.scheduling.model import ClusterView, Holding, NodeView, Preempt, Waiting
+from ugro.kernel.jobs.scheduling.scheduler import Explanation, actions, schedule
+from ugro.kernel.jobs.scheduling.why import why
 
 
 def limited(

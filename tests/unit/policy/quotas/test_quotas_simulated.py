@@ -11,18 +11,14 @@ from hypothesis import strategies as st
 
 from tests.unit.policy.scheduling.test_scheduler import job, nodes, started
 from tests.unit.policy.scheduling.test_scheduler_simulated import Work, check, clusters, possible, workloads
-from ugro.core.job import JobState
-from ugro.core.quota import DAY_S, HOUR_S, WINDOWS_S, Limits, Pool, Quotas
-from ugro.core.usage import Held, hours_between
-from ugro.policy.quotas.accounts import Accounts, HourUse
-from ugro.policy.quotas.fair_share import FairShare
-from ugro.policy.quotas.refusal import refusal
-from ugro.policy.scheduling.cluster_view import ClusterView, Holding, NodeView, Waiting
-from ugro.policy.scheduling.decision import Decision, Preempt, Start
-from ugro.policy.scheduling.fit import check_fits
-from ugro.policy.scheduling.makes import Makes, needs_of
-from ugro.policy.scheduling.quota_room import asks
-from ugro.policy.scheduling.scheduler import schedule
+from ugro.features.quotas.model import DAY_S, HOUR_S, WINDOWS_S, Limits, Pool, Quotas
+from ugro.features.quotas.rules import Accounts, FairShare, HourUse
+from ugro.features.quotas.rules_room import asks, refusal
+from ugro.kernel.jobs.model import JobState
+from ugro.kernel.jobs.records import Held, hours_between
+from ugro.kernel.jobs.scheduling.fit import Makes, check_fits, needs_of
+from ugro.kernel.jobs.scheduling.model import ClusterView, Decision, Holding, NodeView, Preempt, Start, Waiting
+from ugro.kernel.jobs.scheduling.scheduler import schedule
 
 Use = tuple[str, float, float, float]  # user, begin, end, GPUs
 

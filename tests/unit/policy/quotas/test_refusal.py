@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from ugro.core.job import JobSpec
-from ugro.core.quota import Limits, Pool, Quotas
-from ugro.policy.quotas.pool import Ask
-from ugro.policy.quotas.refusal import queue_full, refusal
+from ugro.features.quotas.model import Limits, Pool, Quotas
+from ugro.features.quotas.rules import Ask
+from ugro.features.quotas.rules_room import queue_full, refusal
+from ugro.kernel.jobs.model import JobSpec
 
 SPEC = JobSpec("job", ("true",))
 

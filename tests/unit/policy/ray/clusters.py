@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ugro.core.job import Job, JobSpec, JobState, Placement, Share
-from ugro.core.ray_cluster import ClusterWish, Head, RayCluster, Worker
+from ugro.features.ray.model import ClusterWish, Head, RayCluster, Worker
+from ugro.kernel.jobs.model import Job, JobSpec, JobState, Placement, Share
 
 
 def cluster(workers: int, **wish: int) -> RayCluster:

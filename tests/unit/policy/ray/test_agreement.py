@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from ugro.core.errors import Unsatisfiable
-from ugro.core.ray_cluster import ClusterWish, WorkerSize
-from ugro.policy.ray.agreement import Look, free_port, lack_of_memory, note, objection
+from ugro.features.ray.model import ClusterWish, WorkerSize
+from ugro.features.ray.rules import Look, free_port, lack_of_memory, note, objection
+from ugro.kernel.support.errors import Unsatisfiable
 
 GOOD = Look("3.11.2", "2.60.0", True, 1 << 30, 1 << 32)
 PYTHONS = {"n1": "/opt/py", "n2": "/opt/py", "n3": "/opt/py"}

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ugro.core.errors import Unsatisfiable
-from ugro.core.ray_cluster import ClusterWish, WorkerSize
-from ugro.policy.ray.placing import Place, first_workers, more_workers, to_drop
+from ugro.features.ray.model import ClusterWish, WorkerSize
+from ugro.features.ray.rules import Place, first_workers, more_workers, to_drop
+from ugro.kernel.support.errors import Unsatisfiable
 
 PLACES = [Place("n1", 8, "py"), Place("n2", 4, "py", 0.5)]
 

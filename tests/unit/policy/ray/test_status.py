@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tests.unit.policy.ray.clusters import cluster, job
-from ugro.core.job import JobState
-from ugro.core.ray_cluster import ClusterState, Phase
-from ugro.policy.ray.status import Said, said_in, view_of
+from ugro.features.ray.model import ClusterState, Phase
+from ugro.features.ray.rules import Said, said_in, view_of
+from ugro.kernel.jobs.model import JobState
 
 LOG = """ugro: head n1-head at 10.0.0.1
 ugro: ready

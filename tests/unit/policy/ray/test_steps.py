@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 
 from tests.unit.policy.ray.clusters import cluster, job
-from ugro.core.job import Ending, JobState
-from ugro.core.ray_cluster import ClusterState
-from ugro.policy.ray.steps import Cancel, Close, Stop, Submit, next_steps
+from ugro.features.ray.model import ClusterState
+from ugro.features.ray.rules import Cancel, Close, Stop, Submit, next_steps
+from ugro.kernel.jobs.model import Ending, JobState
 
 
 def test_the_head_comes_first() -> None:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ugro.core.errors import UgroError, UsageError
-from ugro.policy.recipes.choice import Whereabouts, choose, dataset_id, hub_id, travel
-from ugro.policy.recipes.flags import check_flags
-from ugro.recipes import catalog
+from ugro.features.recipes.rules import Whereabouts, check_flags, choose, dataset_id, hub_id, travel
+from ugro.features.recipes.trainings import catalog
+from ugro.kernel.support.errors import UgroError, UsageError
 
 RECIPES = catalog.all_recipes()
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ugro.policy.recipes.fit import Device, Verdict, judge, training_of
-from ugro.policy.recipes.known import known_config
-from ugro.policy.recipes.memory import Mode
-from ugro.policy.recipes.shape import shape_of
-from ugro.recipes import catalog
+from ugro.features.recipes.rules import shape_of
+from ugro.features.recipes.rules_memory import Device, Mode, Verdict, judge, known_config, training_of
+from ugro.features.recipes.trainings import catalog
 
 GB = 10**9
 BIG, SMALL = Device("master", "RTX 5070 Ti", 12 * GB, is_cpu=False), Device("gpu1", "RTX 4070", 8 * GB, is_cpu=False)

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from ugro.policy.recipes.known import known_config
-from ugro.policy.recipes.memory import Mode, Training, need, trained_parameters
-from ugro.policy.recipes.shape import Shape, shape_of
-from ugro.recipes import catalog
+from ugro.features.recipes.rules import Shape, shape_of
+from ugro.features.recipes.rules_memory import Mode, Training, known_config, need, trained_parameters
+from ugro.features.recipes.trainings import catalog
 
 
 def shape(hub_id: str) -> Shape:

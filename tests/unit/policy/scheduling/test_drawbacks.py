@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 
 from tests.unit.policy.scheduling.test_scheduler import holds, job, node, snapshot
-from ugro.core.job import ANY_GPUS, Imports
-from ugro.core.python_env import EnvRequest
-from ugro.policy.scheduling.cluster_view import NodeView, Waiting
-from ugro.policy.scheduling.decision import Start
-from ugro.policy.scheduling.scheduler import actions
-from ugro.policy.scheduling.why import why
+from ugro.features.environments.model import EnvRequest
+from ugro.kernel.jobs.model import ANY_GPUS, Imports
+from ugro.kernel.jobs.scheduling.model import NodeView, Start, Waiting
+from ugro.kernel.jobs.scheduling.scheduler import actions
+from ugro.kernel.jobs.scheduling.why import why
 
 NO_ROOM = "has no room: 28.0 MiB left on the disk of /root/ugro"
 

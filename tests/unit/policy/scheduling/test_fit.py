@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.policy.scheduling.test_placement import GIB, gang, node, place
-from ugro.core.job import ALL_GPUS, ANY_GPUS, Resources
-from ugro.policy.scheduling.cluster_view import GpuView, NodeView
-from ugro.policy.scheduling.fit import check_fits
+from ugro.kernel.jobs.model import ALL_GPUS, ANY_GPUS, Resources
+from ugro.kernel.jobs.scheduling.fit import check_fits
+from ugro.kernel.jobs.scheduling.model import GpuView, NodeView
 
 LAB = (node("gpu-master", 12, cores=16), node("gpu1", 8, 8), node("gpu2", 8, model="RTX 3070 Ti", cores=4))
 

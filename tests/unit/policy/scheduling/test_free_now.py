@@ -10,13 +10,12 @@ from hypothesis import strategies as st
 
 from tests.unit.policy.scheduling.test_scheduler import BATCH, holds, job, node, nodes, snapshot, wait_of
 from tests.unit.policy.scheduling.test_scheduler_simulated import Work, clusters, workloads
-from ugro.core.job import Placement, Resources, Share
-from ugro.policy.scheduling.cluster_view import ClusterView, Holding, NodeView
-from ugro.policy.scheduling.decision import Start, Wait
-from ugro.policy.scheduling.demand import gpu_fits
-from ugro.policy.scheduling.makes import Makes, needs_of
-from ugro.policy.scheduling.scheduler import Explanation, schedule
-from ugro.policy.scheduling.why import why
+from ugro.kernel.jobs.model import Placement, Resources, Share
+from ugro.kernel.jobs.scheduling.demand import gpu_fits
+from ugro.kernel.jobs.scheduling.fit import Makes, needs_of
+from ugro.kernel.jobs.scheduling.model import ClusterView, Holding, NodeView, Start, Wait
+from ugro.kernel.jobs.scheduling.scheduler import Explanation, schedule
+from ugro.kernel.jobs.scheduling.why import why
 
 
 def test_a_device_that_is_free_and_reserved_is_not_called_taken() -> None:

@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 
 from tests.unit.policy.scheduling.test_scheduler import holds, job, node, snapshot, started, wait_of
-from ugro.core.job import Resources
-from ugro.policy.scheduling.cluster_view import NodeView, NoLogin, Waiting
-from ugro.policy.scheduling.logins import LoginView, Seeker, objection, seekers
-from ugro.policy.scheduling.scheduler import actions, schedule
-from ugro.policy.scheduling.waiting_jobs import WaitingJobs
-from ugro.policy.scheduling.why import why
+from ugro.kernel.jobs.model import Resources
+from ugro.kernel.jobs.scheduling.fit import LoginView, Seeker, objection, seekers
+from ugro.kernel.jobs.scheduling.model import NodeView, NoLogin, Waiting
+from ugro.kernel.jobs.scheduling.queue import WaitingJobs
+from ugro.kernel.jobs.scheduling.scheduler import actions, schedule
+from ugro.kernel.jobs.scheduling.why import why
 
 DENIED = "cannot be reached as ann: login denied"
 

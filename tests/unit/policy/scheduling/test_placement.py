@@ -4,10 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from ugro.core.job import ALL_GPUS, ANY_GPUS, JobSpec, Launcher, Placement, Resources, Share
-from ugro.policy.scheduling.cluster_view import ClusterView, GpuView, Holding, NodeView, Waiting
-from ugro.policy.scheduling.decision import Start
-from ugro.policy.scheduling.scheduler import schedule
+from ugro.kernel.jobs.model import ALL_GPUS, ANY_GPUS, JobSpec, Launcher, Placement, Resources, Share
+from ugro.kernel.jobs.scheduling.model import ClusterView, GpuView, Holding, NodeView, Start, Waiting
+from ugro.kernel.jobs.scheduling.scheduler import schedule
 
 GIB = 2**30
 

@@ -5,10 +5,20 @@ from dataclasses import replace
 
 import pytest
 
-from ugro.core.job import After, JobSpec, JobState, Launcher, Placement, Resources, Share
-from ugro.policy.scheduling.cluster_view import ClusterView, GpuView, Holding, NodeView, Waiting
-from ugro.policy.scheduling.decision import Decision, Fail, Preempt, Start, Wait
-from ugro.policy.scheduling.scheduler import actions, schedule
+from ugro.kernel.jobs.model import After, JobSpec, JobState, Launcher, Placement, Resources, Share
+from ugro.kernel.jobs.scheduling.model import (
+    ClusterView,
+    Decision,
+    Fail,
+    GpuView,
+    Holding,
+    NodeView,
+    Preempt,
+    Start,
+    Wait,
+    Waiting,
+)
+from ugro.kernel.jobs.scheduling.scheduler import actions, schedule
 
 GIB = 2**30
 URGENT, NORMAL, BATCH = 90, 50, 10

@@ -12,13 +12,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.policy.scheduling.test_scheduler import BATCH, GIB, NORMAL, URGENT, job, nodes, snapshot
-from ugro.core.job import ALL_GPUS, ANY_GPUS, JobSpec, JobState, Launcher, Placement, Resources
-from ugro.policy.scheduling.cluster_view import ClusterView, GpuView, Holding, NodeView, Waiting
-from ugro.policy.scheduling.decision import Decision, Preempt, Start, Wait
-from ugro.policy.scheduling.demand import alternatives, gpu_fits
-from ugro.policy.scheduling.fit import check_fits
-from ugro.policy.scheduling.makes import Makes, needs_of
-from ugro.policy.scheduling.scheduler import actions, schedule
+from ugro.kernel.jobs.model import ALL_GPUS, ANY_GPUS, JobSpec, JobState, Launcher, Placement, Resources
+from ugro.kernel.jobs.scheduling.demand import alternatives, gpu_fits
+from ugro.kernel.jobs.scheduling.fit import Makes, check_fits, needs_of
+from ugro.kernel.jobs.scheduling.model import (
+    ClusterView,
+    Decision,
+    GpuView,
+    Holding,
+    NodeView,
+    Preempt,
+    Start,
+    Wait,
+    Waiting,
+)
+from ugro.kernel.jobs.scheduling.scheduler import actions, schedule
 
 Work = list[tuple[Waiting, float]]  # jobs, and how long each takes
 

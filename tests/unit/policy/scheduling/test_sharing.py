@@ -11,11 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.policy.scheduling.test_scheduler import holds, job, node, snapshot
-from ugro.core.job import Placement, Resources, Share, Sharing
-from ugro.core.power import PowerState
-from ugro.policy.scheduling.cluster_view import Asleep, ClusterView, Holding, NodeView, Waiting
-from ugro.policy.scheduling.decision import Start, Wait
-from ugro.policy.scheduling.scheduler import schedule
+from ugro.features.power.model import PowerState
+from ugro.kernel.jobs.model import Placement, Resources, Share, Sharing
+from ugro.kernel.jobs.scheduling.model import Asleep, ClusterView, Holding, NodeView, Start, Wait, Waiting
+from ugro.kernel.jobs.scheduling.scheduler import schedule
 
 
 def trial(number: int, group: str = "sweep-1", most: int = 2, **more: object) -> Waiting:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tests.unit.policy.scheduling.test_scheduler import holds, job, node, snapshot, started, wait_of
-from ugro.core.job import Resources
-from ugro.core.power import PowerState
-from ugro.policy.scheduling.cluster_view import Asleep, NodeView
-from ugro.policy.scheduling.scheduler import actions, node_wishes, schedule
-from ugro.policy.scheduling.waiting_jobs import WaitingJobs
-from ugro.policy.scheduling.why import why
+from ugro.features.power.model import PowerState
+from ugro.kernel.jobs.model import Resources
+from ugro.kernel.jobs.scheduling.model import Asleep, NodeView
+from ugro.kernel.jobs.scheduling.queue import WaitingJobs
+from ugro.kernel.jobs.scheduling.scheduler import actions, node_wishes, schedule
+from ugro.kernel.jobs.scheduling.why import why
 
 ASLEEP = Asleep(PowerState.ASLEEP, 0.0, 60.0, 300.0)
 WAKING = Asleep(PowerState.WAKING, 60.0, 60.0, 300.0)

@@ -11,20 +11,27 @@ from hypothesis import strategies as st
 
 from tests.unit.policy.scheduling.test_scheduler import GIB, job, node, nodes, snapshot
 from tests.unit.policy.scheduling.test_scheduler_simulated import clusters, workloads
-from ugro.core.job import FINAL_STATES, After, JobSpec, JobState, Launcher, Resources
-from ugro.policy.scheduling.cluster_view import ClusterView, Holding, NodeView, Waiting, devices_of
-from ugro.policy.scheduling.decision import Decision, Fail, Preempt, Start, Wait
-from ugro.policy.scheduling.demand import Demand
-from ugro.policy.scheduling.ledger import Ledger
-from ugro.policy.scheduling.makes import Makes, needs_of
-from ugro.policy.scheduling.placement import Candidates
-from ugro.policy.scheduling.preemption import victims_for
-from ugro.policy.scheduling.queue import FORGIVEN_EVERY_S
-from ugro.policy.scheduling.reasons import start_reason, waits_for_holders, waits_for_others
-from ugro.policy.scheduling.reservation import reservation_for
-from ugro.policy.scheduling.scheduler import MOST_RESERVATIONS, Explanation, actions, schedule, turn_of
-from ugro.policy.scheduling.waiting_jobs import WaitingJobs
-from ugro.policy.scheduling.why import why
+from ugro.kernel.jobs.model import FINAL_STATES, After, JobSpec, JobState, Launcher, Resources
+from ugro.kernel.jobs.scheduling.demand import Demand
+from ugro.kernel.jobs.scheduling.fit import Makes, needs_of
+from ugro.kernel.jobs.scheduling.model import (
+    ClusterView,
+    Decision,
+    Fail,
+    Holding,
+    NodeView,
+    Preempt,
+    Start,
+    Wait,
+    Waiting,
+    devices_of,
+)
+from ugro.kernel.jobs.scheduling.placement import Candidates, Ledger
+from ugro.kernel.jobs.scheduling.queue import FORGIVEN_EVERY_S, WaitingJobs
+from ugro.kernel.jobs.scheduling.reasons import start_reason, waits_for_holders, waits_for_others
+from ugro.kernel.jobs.scheduling.reservation import reservation_for, victims_for
+from ugro.kernel.jobs.scheduling.scheduler import MOST_RESERVATIONS, Explanation, actions, schedule, turn_of
+from ugro.kernel.jobs.scheduling.why import why
 
 # --- the judge: no lines, no kinds, nothing remembered from one job to the next ------------------------------------
 

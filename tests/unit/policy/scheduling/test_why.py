@@ -5,13 +5,12 @@ from dataclasses import replace
 import pytest
 
 from tests.unit.policy.scheduling.test_scheduler import holds, job, node, nodes, snapshot
-from ugro.core.errors import NotFound
-from ugro.core.job import ANY_GPUS, JobState, Placement, Share
-from ugro.policy.scheduling.cluster_view import Holding
-from ugro.policy.scheduling.decision import Start
-from ugro.policy.scheduling.scheduler import schedule
-from ugro.policy.scheduling.why import why
-from ugro.policy.wording import without_numbers
+from ugro.kernel.jobs.model import ANY_GPUS, JobState, Placement, Share
+from ugro.kernel.jobs.scheduling.model import Holding, Start
+from ugro.kernel.jobs.scheduling.scheduler import schedule
+from ugro.kernel.jobs.scheduling.why import why
+from ugro.kernel.support.errors import NotFound
+from ugro.kernel.support.quantities import without_numbers
 
 
 def test_why_names_who_holds_what_is_needed_and_when_it_may_be_free() -> None:

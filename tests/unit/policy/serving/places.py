@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from ugro.core.door import Server, ServerState
-from ugro.core.job import Job, JobSpec, JobState, Placement, Share
-from ugro.core.service import (
+from ugro.features.services.model import (
     DoorPlace,
     ProbeReport,
     ProbeState,
     Replica,
     Revision,
     Rollout,
+    Server,
+    ServerState,
     Service,
     ServiceSpec,
 )
-from ugro.policy.serving.replicas import Seen, server_name
+from ugro.features.services.rules.steps import Seen, server_name
+from ugro.kernel.jobs.model import Job, JobSpec, JobState, Placement, Share
 
 
 def service(

@@ -7,11 +7,10 @@ from dataclasses import asdict, replace
 import pytest
 
 from tests.unit.policy.serving.places import service
-from ugro.core.service import DoorPlace
-from ugro.core.support.codec import decode
-from ugro.policy.serving.door_move import Candidate, in_order, moved, next_nodes
-from ugro.policy.serving.replicas import View
-from ugro.policy.serving.report import report_of
+from ugro.features.services.model import DoorPlace
+from ugro.features.services.rules.report import Candidate, in_order, moved, next_nodes, report_of
+from ugro.features.services.rules.steps import View
+from ugro.kernel.support.codec import decode
 
 PLACE = DoorPlace("gpu1", "python3", "10.0.0.1", number=3)
 LOST = [Candidate(name, is_reachable=False) for name in ("gpu1", "away")]

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from ugro.core.errors import ConfigError
-from ugro.policy.serving.engines import ENGINES, PLACEHOLDERS, check_words, command_of, engine_named
+from ugro.features.services.rules.engines import ENGINES, PLACEHOLDERS, check_words, command_of, engine_named
+from ugro.kernel.support.errors import ConfigError
 
 
 @pytest.mark.parametrize("name", ENGINES)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ugro.policy.serving.latency import Histogram, Window
+from ugro.features.services.node.door_records import Histogram, Window
 
 TIMES = st.lists(st.floats(0.001, 3600), min_size=1, max_size=200)
 

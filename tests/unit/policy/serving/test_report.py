@@ -5,13 +5,22 @@ from dataclasses import replace
 import pytest
 
 from tests.unit.policy.serving.places import job, ready, service, starting
-from ugro.core.door import DoorStats, Latency, ServerStats
-from ugro.core.errors import NotAllowed, UsageError
-from ugro.core.job import JobState
-from ugro.core.service import EXHAUSTED, Autoscale, Phase, Replica, Rollout, ServiceState
-from ugro.policy.serving.replicas import DoorSeen, Seen, View
-from ugro.policy.serving.report import report_of
-from ugro.policy.serving.requests import decided, scaled
+from ugro.features.services.model import (
+    EXHAUSTED,
+    Autoscale,
+    DoorStats,
+    Latency,
+    Phase,
+    Replica,
+    Rollout,
+    ServerStats,
+    ServiceState,
+)
+from ugro.features.services.rules.report import report_of
+from ugro.features.services.rules.rollout import decided, scaled
+from ugro.features.services.rules.steps import DoorSeen, Seen, View
+from ugro.kernel.jobs.model import JobState
+from ugro.kernel.support.errors import NotAllowed, UsageError
 
 OPEN = DoorSeen(job(0), {})
 FAILED = Seen(

@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 
 from tests.unit.policy.serving.places import service
-from ugro.core.errors import NotAllowed
-from ugro.core.service import Replica
-from ugro.policy.serving.requests import decided, updated
+from ugro.features.services.model import Replica
+from ugro.features.services.rules.rollout import decided, updated
+from ugro.kernel.support.errors import NotAllowed
 
 
 def test_a_revision_gets_its_number_when_its_update_begins() -> None:

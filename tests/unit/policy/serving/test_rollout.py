@@ -5,11 +5,10 @@ from dataclasses import replace
 import pytest
 
 from tests.unit.policy.serving.places import job, ready, service, starting, waiting
-from ugro.core.job import JobState
-from ugro.core.service import EXHAUSTED, Replica, ReplicaPhase, Rollout, Service, ServiceState
-from ugro.policy.serving.applying import applied, event_of
-from ugro.policy.serving.replicas import Seen, View
-from ugro.policy.serving.rollout import ROOM_S, Add, Back, Change, Drop, Finish, changes
+from ugro.features.services.model import EXHAUSTED, Replica, ReplicaPhase, Rollout, Service, ServiceState
+from ugro.features.services.rules.rollout import ROOM_S, Add, Back, Change, Drop, Finish, applied, changes, event_of
+from ugro.features.services.rules.steps import Seen, View
+from ugro.kernel.jobs.model import JobState
 
 TO_2 = Rollout(2)
 CANARY = Rollout(2, canary=0.1)

@@ -8,13 +8,22 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from tests.unit.policy.serving.places import job, ready, service, starting, waiting
-from ugro.core.door import Server, ServerState
-from ugro.core.job import JobState
-from ugro.core.service import Rollout, Service
-from ugro.policy.serving.applying import applied, forgotten
-from ugro.policy.serving.replicas import DoorSeen, Seen, View
-from ugro.policy.serving.rollout import changes
-from ugro.policy.serving.steps import AddServer, Cancel, Forget, Step, Submit, Turn, TurnServer, next_steps
+from ugro.features.services.model import Rollout, Server, ServerState, Service
+from ugro.features.services.rules.rollout import applied, changes, forgotten
+from ugro.features.services.rules.steps import (
+    AddServer,
+    Cancel,
+    DoorSeen,
+    Forget,
+    Seen,
+    Step,
+    Submit,
+    Turn,
+    TurnServer,
+    View,
+    next_steps,
+)
+from ugro.kernel.jobs.model import JobState
 
 _LOOKS = 400
 SEEDS = [*range(5), *(pytest.param(seed, marks=pytest.mark.proof) for seed in range(5, 60))]

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ugro.policy.serving.scaling import Load, Scaled, ScalingRule, ScalingState, scale
+from ugro.features.services.rules.load import Load, Scaled, ScalingRule, ScalingState, scale
 
 RULE = ScalingRule(least=1, most=8, target_sessions=4, down_after_s=60, pause_s=20, up_after_s=5)
 LOOK_S = 2.0

@@ -5,23 +5,26 @@ from dataclasses import replace
 import pytest
 
 from tests.unit.policy.serving.places import job, ready, service, starting, waiting
-from ugro.core.door import ServerState
-from ugro.core.job import Ending, Job, JobState
-from ugro.core.service import Replica, ReplicaPhase, Rollout, Service, ServiceState
-from ugro.policy.serving.replicas import DoorSeen, Seen, View, reason_of, server_name
-from ugro.policy.serving.steps import (
+from ugro.features.services.model import Replica, ReplicaPhase, Rollout, ServerState, Service, ServiceState
+from ugro.features.services.rules.steps import (
     AddServer,
     Cancel,
     Close,
+    DoorSeen,
     Forget,
     RenewDoor,
+    Seen,
     Step,
     Submit,
     SubmitDoor,
     Turn,
     TurnServer,
+    View,
     next_steps,
+    reason_of,
+    server_name,
 )
+from ugro.kernel.jobs.model import Ending, Job, JobState
 
 DOOR = job(0)
 

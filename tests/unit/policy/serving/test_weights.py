@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ugro.core.door import EVEN_WEIGHT, MOST_WEIGHT, Pace
-from ugro.policy.serving.weights import (
+from ugro.features.services.model import EVEN_WEIGHT, MOST_WEIGHT, Pace
+from ugro.features.services.rules.load import (
     FACTOR_PER_MINUTE,
     LEAST_REQUESTS,
     SLOW_START_S,

@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 
 from tests.unit.policy.sweep.test_page import REPORT, TRIALS
-from ugro.core.sweep import Scale, Trial, TrialState
-from ugro.policy.sweep.charts import MOST_TRIALS, document
-from ugro.policy.sweep.reading import read
-from ugro.policy.sweep.scales import scales
+from ugro.features.sweeps.model import Scale, Trial, TrialState
+from ugro.features.sweeps.rules.page import MOST_TRIALS, document
+from ugro.features.sweeps.rules.reading import read
+from ugro.features.sweeps.rules.spec import scales
 
 SPACE = {
     "lr": {"distribution": "log_uniform_values", "min": 1e-5, "max": 1e-1},

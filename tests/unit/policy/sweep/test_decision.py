@@ -11,12 +11,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ugro.core.sweep import Budget, Point, SweepState, Trial, TrialState
-from ugro.policy.sweep.decision import Act, Decision, View, best_trial, decide, eta_s, outcome, predecessor, total
-from ugro.policy.sweep.history import MOST_KEPT, best_of, joined, merged, score_of, thinned
-from ugro.policy.sweep.pruning import to_prune
-from ugro.policy.sweep.reading import read
-from ugro.policy.sweep.spec import Metric, Pruning
+from ugro.features.sweeps.model import Budget, Point, SweepState, Trial, TrialState
+from ugro.features.sweeps.rules.decision import (
+    MOST_KEPT,
+    Act,
+    Decision,
+    View,
+    best_of,
+    best_trial,
+    decide,
+    eta_s,
+    joined,
+    merged,
+    outcome,
+    predecessor,
+    score_of,
+    thinned,
+    to_prune,
+    total,
+)
+from ugro.features.sweeps.rules.reading import read
+from ugro.features.sweeps.rules.spec import Metric, Pruning
 
 LOSS = Metric("loss")
 SPEC = read({"metric": {"name": "loss"}, "method": "random", "parameters": {"x": {"values": list(range(100))}}})

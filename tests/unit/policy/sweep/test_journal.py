@@ -11,12 +11,11 @@ from typing import Any
 import optuna
 import pytest
 
-from ugro.agent.sweep.journal_file import JournalFile
-from ugro.core.errors import UgroError
-from ugro.core.sweep import Budget, Trial, TrialState
-from ugro.policy.sweep.decision import Act
-from ugro.policy.sweep.journal import Journal, State, Worker, of_lost, shown
-from ugro.policy.sweep.study import StudyView, decide_workers
+from ugro.features.sweeps.model import Budget, Trial, TrialState
+from ugro.features.sweeps.rules.decision import Act, StudyView, decide_workers
+from ugro.features.sweeps.rules.journal import Journal, State, Worker, of_lost, shown
+from ugro.features.sweeps.service.studies import JournalFile
+from ugro.kernel.support.errors import UgroError
 
 AT = "2026-01-01T00:00:00.000000+00:00"
 _SHOWN = {

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ugro.policy.sweep.masking import without_values
+from ugro.features.sweeps.rules.reading import without_values
 
 ADDRESS, SHOWN = "postgres://ann:hush@db/x", "postgres://ann:***@db/x"
 

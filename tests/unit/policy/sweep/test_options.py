@@ -6,12 +6,11 @@ from typing import Any
 
 import pytest
 
-from ugro.agent.sweep.creation import trial_spec
-from ugro.agent.sweep.job_options import as_counted, check_options
-from ugro.core.errors import ConfigError
-from ugro.core.job import JobSpec, Launcher, Retry
-from ugro.policy.sweep.reading import read
-from ugro.policy.sweep.space import grid_settings
+from ugro.features.sweeps.rules.reading import read
+from ugro.features.sweeps.rules.spec import grid_settings
+from ugro.features.sweeps.service.creation import as_counted, check_options, trial_spec
+from ugro.kernel.jobs.model import JobSpec, Launcher, Retry
+from ugro.kernel.support.errors import ConfigError
 
 BASE = JobSpec("train", ("train.py", "--fast", "${args}"), Launcher.DDP)
 

@@ -8,10 +8,10 @@ import re
 from dataclasses import replace
 from html.parser import HTMLParser
 
-from ugro.client.sweep_page import assets
-from ugro.core.sweep import Budget, Importance, SweepReport, SweepState, Trial, TrialState
-from ugro.policy.sweep.html import Assets
-from ugro.policy.sweep.page import Explained, page
+from ugro.features.sweeps.model import Budget, Importance, SweepReport, SweepState, Trial, TrialState
+from ugro.features.sweeps.rules.page import Explained, page
+from ugro.web.report import Assets
+from ugro.web.report_assets import assets
 
 TRIALS = tuple(
     Trial(number, (("lr", str(10.0**-number)), ("opt", '"<b>"')), (), TrialState.COMPLETE, number, best=1 / number)

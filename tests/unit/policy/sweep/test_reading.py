@@ -8,9 +8,16 @@ from typing import Any
 import pytest
 import yaml
 
-from ugro.core.errors import ConfigError
-from ugro.policy.sweep.macros import check_command, expanded, nested, template, variables, with_variables
-from ugro.policy.sweep.reading import read
+from ugro.features.sweeps.rules.reading import (
+    check_command,
+    expanded,
+    nested,
+    read,
+    template,
+    variables,
+    with_variables,
+)
+from ugro.kernel.support.errors import ConfigError
 
 BAYES = """
 program: train.py

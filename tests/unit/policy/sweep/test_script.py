@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ugro.policy.sweep.script import bundle
+from ugro.web.report import bundle
 
 MODULES = {
     "/a.js": 'import { twice } from "/b.js";\nimport "/c.js";\n// a comment\nconst SIZE = 2;\nshow(twice(SIZE));\n',

@@ -12,10 +12,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ugro.core.errors import UsageError
-from ugro.policy.sweep.ranges import split_arguments
-from ugro.policy.sweep.reading import read
-from ugro.policy.sweep.space import Parameter, grid_settings, grid_size, place_of, random_place, settings
+from ugro.features.sweeps.rules.reading import read
+from ugro.features.sweeps.rules.spec import (
+    Parameter,
+    grid_settings,
+    grid_size,
+    place_of,
+    random_place,
+    settings,
+    split_arguments,
+)
+from ugro.kernel.support.errors import UsageError
 
 
 def parameter(**given: Any) -> Parameter:

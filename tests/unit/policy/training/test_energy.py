@@ -9,11 +9,8 @@ from typing import Any
 import pytest
 
 from tests.rig.training import Pretend
-from ugro.core.energy import DeviceSum, EnergySample
-from ugro.core.profile import FindingKind, JobProfile
-from ugro.core.training import PipelineRecord, Training, read
-from ugro.policy.balance.mode import Mode
-from ugro.policy.training.energy import (
+from ugro.features.training.model import DeviceSum, EnergySample, FindingKind, JobProfile
+from ugro.features.training.rules_energy import (
     EpochMark,
     NodePart,
     Price,
@@ -23,7 +20,9 @@ from ugro.policy.training.energy import (
     watts,
     with_energy,
 )
-from ugro.policy.training.profile import alternatives, profile
+from ugro.features.training.rules_profile import alternatives, profile
+from ugro.kernel.telemetry.records import PipelineRecord, Training, read
+from ugro.train.rules.shares import Mode
 
 BEGAN_S = 1_000.0
 FREE = Price()

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ugro.core.energy import JobEnergy
-from ugro.core.headline import DeviceUse, Headline, JobProgress, LossLine, Speed
-from ugro.core.node import Gpu
-from ugro.policy.training import headline
+from ugro.features.training import rules_headline as headline
+from ugro.features.training.model import DeviceUse, Headline, JobEnergy, JobProgress, LossLine, Speed
+from ugro.kernel.links.model import Gpu
 
 
 def test_the_metric_with_the_most_records_tells_of_steps() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ugro.core.errors import UsageError
-from ugro.policy.training.nan import MOST_IN_A_ROW, Incident, OnNan, Response, Wrong, on_nan, response
+from ugro.kernel.support.errors import UsageError
+from ugro.train.rules.failures import MOST_IN_A_ROW, Incident, OnNan, Response, Wrong, on_nan, response
 
 LOSS = Incident("rank 1 (gpu2)", 7, Wrong.LOSS)
 HARMLESS = Incident("rank 1 (gpu2)", 7, Wrong.LOSS, is_harmless=True)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from ugro.core.profile import FindingKind
-from ugro.core.training import read
-from ugro.policy.training.profile import profile
+from ugro.features.training.model import FindingKind
+from ugro.features.training.rules_profile import profile
+from ugro.kernel.telemetry.records import read
 
 
 def _lines(steps: int = 6, **pipeline: Any) -> list[bytes]:

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.rig.training import Pretend
-from ugro.core.profile import FindingKind, JobProfile
-from ugro.core.training import read
-from ugro.policy.balance.mode import Mode
-from ugro.policy.training.profile import profile
+from ugro.features.training.model import FindingKind, JobProfile
+from ugro.features.training.rules_profile import profile
+from ugro.kernel.telemetry.records import read
+from ugro.train.rules.shares import Mode
 
 
 def profiled(pretend: Pretend, steps: int = 60, window: int | None = None) -> JobProfile:

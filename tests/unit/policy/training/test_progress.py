@@ -8,8 +8,14 @@ from time import process_time
 
 import pytest
 
-from ugro.policy.training.bars import newest_bar
-from ugro.policy.training.progress import Known, Track, mean_seconds_per_step, progress, seconds_per_step
+from ugro.features.training.rules_headline import (
+    Known,
+    Track,
+    mean_seconds_per_step,
+    newest_bar,
+    progress,
+    seconds_per_step,
+)
 
 _NOW = 1_000_000.0
 _BAR = "Train:  45%|████▌     | 450/1000 [01:02<01:15,  7.2it/s]"

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ugro.policy.local.sync import Outer
-from ugro.train.local.outer import OuterStep
-from ugro.train.local.report import Report
-from ugro.train.local.values import Values, scale_of
+from ugro.train.local_course import OuterStep
+from ugro.train.local_exchange import Report, Values, scale_of
+from ugro.train.rules.sync import Outer
 
 torch = pytest.importorskip("torch")
 

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ugro.core.errors import NotFound, UsageError
+from ugro.kernel.support.errors import NotFound, UsageError
 from ugro.train.recipe import dataset
+from ugro.train.recipe.command_line import MODEL_FOLDER, Named, Recipe
 from ugro.train.recipe.dataset import LocalTable, Table
-from ugro.train.recipe.labels import Labels
-from ugro.train.recipe.table import MODEL_FOLDER, Named, Recipe
+from ugro.train.recipe.inputs import Labels
 
 NAMED = Named("data", "data", True, {})
 

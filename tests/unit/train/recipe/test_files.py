@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ugro.core.errors import NotFound, UsageError
-from ugro.train.recipe import files
+from ugro.kernel.support.errors import NotFound, UsageError
+from ugro.train.recipe import dataset as files
 
 ALL = files.TEXTS | files.TABLES
 

@@ -10,14 +10,14 @@ import pytest
 import yaml
 
 import ugro
-from ugro.train.recipe import flags
+from ugro.train.recipe import command_line as flags
 
 RECIPES = ("causal_lm", "text_classification", "image_classification")
 FOLDER = Path(ugro.__file__).parent / "recipes"
 
 
 def script(name: str) -> Any:
-    return importlib.import_module(f"ugro.recipes.{name}.train")
+    return importlib.import_module(f"ugro.features.recipes.trainings.{name}.train")
 
 
 def described(name: str) -> Any:

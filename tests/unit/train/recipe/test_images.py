@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from ugro.recipes.image_classification.train import load_folder, parse_arguments
-from ugro.train.recipe.table import Named
+from ugro.features.recipes.trainings.image_classification.train import load_folder, parse_arguments
+from ugro.train.recipe.command_line import Named
 
 pytestmark = pytest.mark.filterwarnings("ignore:Failed to initialize NumPy")
 

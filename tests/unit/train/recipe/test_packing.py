@@ -9,8 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ugro.core.errors import UsageError
-from ugro.recipes.causal_lm.train import (
+from ugro.features.recipes.trainings.causal_lm.train import (
     IGNORED,
     Documents,
     Sequences,
@@ -18,8 +17,9 @@ from ugro.recipes.causal_lm.train import (
     divided,
     keeps_documents_apart,
     rows,
-    tokenized,
-)  # fmt: skip
+    tokenized,  # fmt: skip
+)
+from ugro.kernel.support.errors import UsageError
 
 pytestmark = pytest.mark.filterwarnings("ignore:Failed to initialize NumPy")
 

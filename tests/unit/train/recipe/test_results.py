@@ -12,18 +12,17 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ugro.core.errors import UsageError
-from ugro.policy.balance.planner import Plan
-from ugro.train import frozen
+from ugro.kernel.support.errors import UsageError
+from ugro.train import group as frozen
 from ugro.train.loader import Loader, checked_weights
-from ugro.train.pieces import Handed
-from ugro.train.recipe import evaluation, output
-from ugro.train.recipe.card import Facts, Hardware, card
-from ugro.train.recipe.lora import Trained, kept
-from ugro.train.recipe.pictures import Look, by_class, read
-from ugro.train.recipe.table import Named
-from ugro.train.recipe.updates import rise_and_fall
-from ugro.train.sampler import Order, Progress, Schedule, Slice, Weights
+from ugro.train.recipe import output
+from ugro.train.recipe import training as evaluation
+from ugro.train.recipe.command_line import Named
+from ugro.train.recipe.inputs import Look, by_class, read
+from ugro.train.recipe.output import Facts, Hardware, card
+from ugro.train.recipe.training import Trained, kept, rise_and_fall
+from ugro.train.rules.balance import Plan
+from ugro.train.samples import Handed, Order, Progress, Schedule, Slice, Weights
 
 pytestmark = pytest.mark.filterwarnings("ignore:Failed to initialize NumPy")
 

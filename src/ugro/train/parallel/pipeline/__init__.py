@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ugro.core.errors import UsageError
-from ugro.train import frozen
+from ugro.kernel.support.errors import UsageError
+from ugro.train import group as frozen
 from ugro.train.batchnorm_layer import BatchNormOnGpu, SynchronisedBatchNorm
 from ugro.train.group import Group
 from ugro.train.parallel.pipeline.cut import Cut
-from ugro.train.parallel.pipeline.model import Pipelined
+from ugro.train.parallel.pipeline.moving import Pipelined
 from ugro.train.parallel.pipeline.steps import Steps
 from ugro.train.parallel.way import Way
 from ugro.train.stepping import Stepping
@@ -49,7 +49,7 @@ class Pipeline(Way):
         pipe, mover = self._steps.pipe, self._steps.mover
         if pipe is None or mover is None:  # before the first step every rank has the whole model
             return super().states(kept, group)
-        from ugro.policy.partition.planner import owners
+        from ugro.train.rules.partition_planner import owners
 
         return mover.whole(owners(pipe.partition), kept, lambda one: one in (self.model, self.model.module))
 

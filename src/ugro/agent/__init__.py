@@ -1,1 +1,0 @@
-"""The daemon: it alone writes state, decides, and talks to nodes."""

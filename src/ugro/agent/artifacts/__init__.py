@@ -1,1 +1,0 @@
-"""What jobs leave behind, collected from the nodes: logs, outputs, checkpoints, environments."""

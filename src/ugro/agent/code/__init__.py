@@ -1,1 +1,0 @@
-"""The user's code: scan, hash, store snapshots, send what nodes lack."""

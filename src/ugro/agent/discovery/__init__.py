@@ -1,1 +1,0 @@
-"""Watches sources of machines, and lets those join whose host keys the user has accepted."""

@@ -1,1 +1,0 @@
-"""Moves jobs from queued to finished: decide, launch, watch, retry, finish, clean up."""

@@ -1,1 +1,0 @@
-"""Calls of addresses and commands when something happens."""

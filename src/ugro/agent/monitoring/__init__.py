@@ -1,1 +1,0 @@
-"""Monitoring of nodes and jobs: probes, alerts, notifications, metrics."""

@@ -1,1 +1,0 @@
-"""The agent's side of Python environments: read, resolved here, brought to the nodes, made there."""

@@ -1,1 +1,0 @@
-"""Ray clusters as ordinary jobs."""

@@ -1,1 +1,0 @@
-"""Shared parts of the agent: change signals, keyed tasks, additions to asyncio."""

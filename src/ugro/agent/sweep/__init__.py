@@ -1,1 +1,0 @@
-"""Sweeps: trials as jobs, one after the other as devices become free."""

@@ -1,1 +1,0 @@
-"""What the agent knows about the cluster now: configuration, nodes, health, runs."""

@@ -1,1 +1,0 @@
-"""``ugro map`` and ``ugro estimate``."""

@@ -1,1 +1,0 @@
-"""`ugro demo`: a lab, a training on it, what balancing gained."""

@@ -1,1 +1,0 @@
-"""Commands about Python environments: ``ugro env`` and ``ugro node setup``."""

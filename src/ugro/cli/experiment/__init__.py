@@ -1,1 +1,0 @@
-"""``ugro experiment``: trainings compared."""

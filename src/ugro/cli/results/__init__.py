@@ -1,1 +1,0 @@
-"""Commands about what jobs made: results, compare, profile, notes."""

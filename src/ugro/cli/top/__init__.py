@@ -1,1 +1,0 @@
-"""`ugro top`: the live view of the cluster in a terminal."""

@@ -1,1 +1,0 @@
-"""Configuration files: cluster.yaml and job files, checked, edited and documented."""

@@ -1,1 +1,0 @@
-"""The job file: its schema, flags, errors, reference and export."""

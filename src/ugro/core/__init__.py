@@ -1,1 +1,0 @@
-"""Nouns: jobs, nodes, plans, errors. No I/O."""

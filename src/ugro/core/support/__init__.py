@@ -1,1 +1,0 @@
-"""Values and conversions without a noun of their own: quantities, JSON, moments, secrets."""

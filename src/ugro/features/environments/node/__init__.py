@@ -1,0 +1,1 @@
+"""The part that runs on nodes: finds interpreters, makes and removes environments."""

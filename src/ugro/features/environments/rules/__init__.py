@@ -1,0 +1,1 @@
+"""Decisions about environments. No I/O."""

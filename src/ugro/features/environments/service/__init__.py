@@ -1,0 +1,1 @@
+"""The agent's side: resolves packages, sends wheels, has nodes make environments."""

@@ -1,0 +1,1 @@
+"""``ugro exec``: one command on several nodes, now. Not a job: nothing is queued, collected or retried."""

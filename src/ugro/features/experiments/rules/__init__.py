@@ -1,0 +1,1 @@
+"""Decisions and statistics of comparisons. No I/O."""

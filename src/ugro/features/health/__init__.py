@@ -1,0 +1,1 @@
+"""The health score of a node, and ``ugro doctor``. Does not poll: the kernel's reports are judged."""

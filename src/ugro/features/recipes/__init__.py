@@ -1,0 +1,1 @@
+"""Trainings for ``ugro launch --model``. Does not download models: the job does."""

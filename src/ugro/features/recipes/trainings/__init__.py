@@ -1,0 +1,1 @@
+"""The trainings themselves: scripts to run or to copy."""

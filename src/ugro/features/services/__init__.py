@@ -1,0 +1,1 @@
+"""Models and commands behind an HTTP door: replicas, probes, rollouts. Does not train."""

@@ -1,0 +1,1 @@
+"""Decisions about replicas, rollouts and scale. No I/O."""

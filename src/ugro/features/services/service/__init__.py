@@ -1,0 +1,1 @@
+"""The agent's side: a row and jobs for each service."""

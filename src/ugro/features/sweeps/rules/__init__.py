@@ -1,0 +1,1 @@
+"""Decisions of a search: its space, the next trial, early ends. No I/O."""

@@ -1,0 +1,542 @@
+"""The agent: the process that knows the cluster and decides. Every request of a client is a method here."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+
+import ugro
+from ugro.features.discovery.service import Discovery
+from ugro.features.environments.service.node_envs import KeptEnvironments
+from ugro.features.environments.service.service import PythonEnvService
+from ugro.features.exec.service import Command, Execution
+from ugro.features.hardware.service import HardwareService, MeasuredHardware
+from ugro.features.health.rules import DiskRoom, judge_disk, judge_loop, judge_state
+from ugro.features.health.service import Doctor
+from ugro.features.hooks.service import HookService
+from ugro.features.planning.service import PlanService
+from ugro.features.power.service import PowerService
+from ugro.features.quotas.service import UsageService
+from ugro.features.ray.service import RayClusters
+from ugro.features.recipes.service import RecipeService
+from ugro.features.safe_mode.reconcile import Reconciler
+from ugro.features.safe_mode.records import Comparison, Records
+from ugro.features.safe_mode.service import SafeModeControl, begin, is_known_old
+from ugro.features.services.service.service import Services
+from ugro.features.sweeps.service.service import SweepService
+from ugro.features.training.service import Profiling
+from ugro.kernel.access.caller import sees
+from ugro.kernel.access.service import AuditLog, Team, Tokens
+from ugro.kernel.agent.backups import Backups
+from ugro.kernel.agent.clock import ClockWatch
+from ugro.kernel.agent.loop_watch import LoopWatch
+from ugro.kernel.agent.model import AgentStatus, DashboardLink, Finding, Grade, ServedFile
+from ugro.kernel.agent.wiring import Base, Parts, make_parts
+from ugro.kernel.config.allowance import Allowances, Effects, keep_allowed
+from ugro.kernel.config.edit import add_node, remove_node, write_atomically
+from ugro.kernel.config.load import differing, read_text
+from ugro.kernel.files.code.service import Code
+from ugro.kernel.files.results.file_store import SPARE_BYTES
+from ugro.kernel.files.results.service import ResultService
+from ugro.kernel.jobs.engine.runs import Identity
+from ugro.kernel.jobs.model import FINAL_STATES, Ending, JobState
+from ugro.kernel.jobs.service import JobService
+from ugro.kernel.links.cluster import Cluster, Guard
+from ugro.kernel.links.host_keys import Hosts
+from ugro.kernel.links.model import NodeReport
+from ugro.kernel.links.reports import HealthCheck
+from ugro.kernel.links.rules import Choice
+from ugro.kernel.links.tunnels import Tunnels
+from ugro.kernel.store.address import locate
+from ugro.kernel.store.database import Store
+from ugro.kernel.store.engine import LEAST_BYTES, PIECE_BYTES, PIECES, Opening, Reserve
+from ugro.kernel.support.aio import keep_running
+from ugro.kernel.support.errors import ConfigError, NotAllowed, NotFound, UgroError, Unsatisfiable
+from ugro.kernel.support.quantities import count_of, jobs
+from ugro.kernel.support.state_dir import StateDir
+from ugro.kernel.telemetry.service import MonitoringService
+
+# --- dashboard address ------------------------------------------------------------------------------------------------
+# Where the agent can be reached besides its own socket: the dashboard, which callers may ask for before it has opened,
+# the HTTPS API and the team's socket. What serves them is elsewhere.
+
+
+_OPEN_S = 20.0
+
+
+class DashboardAddress:
+    def __init__(self) -> None:
+        self._is_settled = asyncio.Event()
+        self._make: Callable[[str], DashboardLink] | None = None  # for a user
+        self._problem: UgroError | None = None
+
+    def opened(self, make: Callable[[str], DashboardLink]) -> None:
+        self._make, self._problem = make, None
+        self._is_settled.set()
+
+    def closed(self, problem: UgroError) -> None:
+        self._make, self._problem = None, problem
+        self._is_settled.set()
+
+    async def link(self, user: str) -> DashboardLink:
+        """That signs a browser in as this user."""
+        try:
+            await asyncio.wait_for(self._is_settled.wait(), _OPEN_S)
+        except TimeoutError:
+            raise NotAllowed("the dashboard has not opened", hint="see: ugro agent logs") from None
+        if self._make is None:
+            raise self._problem or NotAllowed("the dashboard is closed")
+        return self._make(user)
+
+
+class OpenAddress:
+    """An address that is open, or why it is not; neither, if nobody asked for it."""
+
+    def __init__(self) -> None:
+        self.url: str | None = None
+        self.problem: UgroError | None = None
+
+    def opened(self, url: str) -> None:
+        self.url, self.problem = url, None
+
+    def closed(self, problem: UgroError | None) -> None:
+        self.url, self.problem = None, problem
+
+    @property
+    def complaint(self) -> str | None:
+        if self.problem is None:
+            return None
+        return f"{self.problem.message}; {self.problem.hint}" if self.problem.hint else self.problem.message
+
+
+# --- disk -------------------------------------------------------------------------------------------------------------
+# The disk of the agent's state directory: keeps space for the state there, and says when the disk is full.
+
+
+class StateDisk:
+    def __init__(self, home: StateDir) -> None:
+        self._home = home
+        self.reserve = Reserve(home.reserve)
+
+    def take_and_look(self) -> Finding | None:
+        """Keeps space for the state again if there is some; what is wrong. Blocks."""
+        self.reserve.take()
+        return self.look()
+
+    def look(self) -> Finding | None:
+        """What is wrong; None if there is room for all."""
+        try:
+            free = self.reserve.free_bytes
+        except OSError:  # the folder is gone, which others notice
+            return None
+        left, whole = self.reserve.bytes_left, PIECES * PIECE_BYTES
+        return judge_disk(DiskRoom(str(self._home.path), free, left, whole, LEAST_BYTES, SPARE_BYTES))
+
+
+# --- agent ------------------------------------------------------------------------------------------------------------
+
+
+log = logging.getLogger(__name__)
+
+
+class Agent:
+    def __init__(self, home: StateDir, cluster_file: ServedFile) -> None:
+        self.home = home
+        self.disk = StateDisk(home)
+        self.store = Store(locate(home, _end_at_once), self.disk.reserve)
+        self.backups = Backups(home, self.store)
+        self.allowances = Allowances(home)
+        self.audit = AuditLog(self.store.audit)
+        self.cluster = Cluster(cluster_file.path, self._guard(cluster_file))
+        self.team = Team(self.cluster)
+        self.tokens = Tokens(self.store.tokens)
+        self.health = HealthCheck(self.cluster, self.store)
+        self.hosts = Hosts(self.cluster, self.health)
+        self.discovery = Discovery(self.store.discovered, self.cluster, self.health, self.hosts)
+        self.measured = MeasuredHardware(self.store.hardware)
+        self.stopping = asyncio.Event()
+        self.loop_watch = LoopWatch()
+        self._started_at = datetime.now(UTC)
+        self._executions: dict[str, Execution] = {}
+        self.dashboard = DashboardAddress()
+        self.api_address, self.team_address = OpenAddress(), OpenAddress()
+        self.monitoring = MonitoringService(home, self.store, self.cluster)
+        self._records: Records | None = None
+        self._parts: Parts | None = None
+        self._identity = Identity("", 0)
+        self.kept_environments = KeptEnvironments(self.cluster, lambda: self._identity)
+        self.tunnels = Tunnels(
+            self.cluster,
+            lambda: self._identity,
+            lambda word: self.jobs.find(word),
+            lambda node, user: self.parts.engine.logins.name_for(node, user),
+        )
+
+    async def start(self, on_progress: Callable[[str], None] = lambda text: None) -> None:
+        await self.store.open(Opening(on_progress, self.backups.before_use))
+        await asyncio.to_thread(self.disk.reserve.take)
+        self._records = records = await asyncio.to_thread(Records, self.home)
+        compared = await self._compare(records)
+        identity = Identity(await self.store.agent_id(), await self._generation(compared), records.key)
+        await self.tokens.load()
+        await self.discovery.load()
+        await self.cluster.start()
+        _remember(self.home, self.cluster)
+        self._identity = identity
+        self._parts = parts = make_parts(self._base(await self.store.logins.all()), identity)
+        engine = parts.engine
+        self.discovery.may_leave = lambda: not engine.safe_mode.is_on
+        await begin(engine.safe_mode, records, compared)
+        self.store.jobs.keep_journal(engine.safe_mode.note)
+        await self.clock_watch.start()
+        await self.measured.read()
+        await self.monitoring.open(engine, parts.scheduler_input)
+        self.monitoring.monitor.own_disk = self.disk.take_and_look
+        self.monitoring.use_figures(self.measured)
+        self.monitoring.use_services(lambda: self.services.listed(everything=False))
+        self.monitoring.use_usage(parts.usage.all_time)
+        self.code.listen(self.monitoring.parts.prometheus.observe_sync)
+        await self.planning.end_left()
+        await self.power.load()
+
+    def _base(self, logins: Mapping[str, bool]) -> Base:
+        return Base(
+            home=self.home,
+            store=self.store,
+            cluster=self.cluster,
+            health=self.health,
+            discovery=self.discovery,
+            measured=self.measured,
+            monitoring=self.monitoring,
+            backups=self.backups,
+            kept_environments=self.kept_environments,
+            logins=logins,
+        )
+
+    async def _compare(self, records: Records) -> Comparison:
+        """Before anything is changed: whether the state is the newest."""
+        agent, numbers = await self.store.agent_id(), await self.store.jobs.standing.numbers()
+        live = await self.store.jobs.in_states(frozenset(JobState) - FINAL_STATES)
+        is_moved = await self.store.jobs.standing.is_elsewhere(records.place)
+        return await asyncio.to_thread(partial(records.compare, agent, numbers, live, is_moved=is_moved))
+
+    async def _generation(self, compared: Comparison) -> int:
+        """A state that is known to be old keeps its own: nodes obey the newer one when that is put back instead."""
+        if compared.reasons or await is_known_old(self.store.jobs):
+            return (await self.store.jobs.standing.numbers()).generation
+        return await self.store.next_generation()
+
+    async def close(self) -> None:
+        self.store.give_up()
+        self.cancel_all()
+        parts = self._parts
+        if parts is not None:
+            await parts.engine.close()
+        await self.monitoring.close()
+        await self.kept_environments.close()
+        if parts is not None:
+            await parts.python_envs.close()
+            await parts.code.close()
+        await self.cluster.inventory.close()
+        await self.audit.flush()
+        await self.tokens.flush()
+        await self.store.close()
+        if self._records is not None:
+            self._records.close()
+
+    @property
+    def parts(self) -> Parts:
+        assert self._parts is not None, "the agent has not started"
+        return self._parts
+
+    @property
+    def safe_mode(self) -> SafeModeControl:
+        return self.parts.engine.safe_mode
+
+    @property
+    def reconciler(self) -> Reconciler:
+        return self.parts.reconciler
+
+    @property
+    def jobs(self) -> JobService:
+        return self.parts.jobs
+
+    @property
+    def results(self) -> ResultService:
+        return self.parts.results
+
+    @property
+    def profiling(self) -> Profiling:
+        return self.parts.profiling
+
+    @property
+    def hardware(self) -> HardwareService:
+        return self.parts.hardware
+
+    @property
+    def recipes(self) -> RecipeService:
+        return self.parts.recipes
+
+    @property
+    def planning(self) -> PlanService:
+        return self.parts.planning
+
+    @property
+    def sweeps(self) -> SweepService:
+        return self.parts.sweeps
+
+    @property
+    def ray_clusters(self) -> RayClusters:
+        return self.parts.ray_clusters
+
+    @property
+    def services(self) -> Services:
+        return self.parts.services
+
+    @property
+    def power(self) -> PowerService:
+        return self.parts.power
+
+    @property
+    def usage(self) -> UsageService:
+        return self.parts.usage
+
+    @property
+    def hooks(self) -> HookService:
+        return self.parts.hooks
+
+    @property
+    def code(self) -> Code:
+        return self.parts.code
+
+    @property
+    def python_envs(self) -> PythonEnvService:
+        return self.parts.python_envs
+
+    @property
+    def clock_watch(self) -> ClockWatch:
+        return self.parts.clock_watch
+
+    async def run_jobs(self) -> None:
+        await self.parts.engine.run()
+
+    async def watch_clock(self) -> None:
+        await keep_running(self.clock_watch.run)
+
+    async def run_retention(self) -> None:
+        await keep_running(self.parts.retention.run)
+
+    def status(self, settings: Mapping[str, str] | None = None) -> AgentStatus:
+        """``settings``: the UGRO_* variables of the command that asks."""
+        nodes = list(self.cluster.inventory)
+        error, damage = self.cluster.error, self.store.damage or self.store.away
+        full = self.disk.look()
+        return AgentStatus(
+            pid=os.getpid(),
+            version=ugro.__version__,
+            generation=self._identity.generation,
+            started_at=self._started_at.isoformat(timespec="seconds"),
+            home=str(self.home.path),
+            cluster_file=str(self.cluster.path) if self.cluster.path else None,
+            cluster_found=self.cluster.guard is not None,
+            cluster_name=self.cluster.config.cluster.name,
+            nodes=len(nodes),
+            nodes_connected=sum(node.link is not None for node in nodes),
+            running_commands=self._running_commands,
+            config_error=str(error) if error else None,
+            config_hint=error.hint if error else None,
+            state_error=str(damage) if damage else None,
+            state_hint=damage.hint if damage else None,
+            store=self.store.name,
+            last_backup=self.backups.last.made_at if self.backups.last else None,
+            backup_problem=self.backups.problem,
+            disk_problem=full.text if full else None,
+            disk_hint=full.remedy if full else None,
+            ignored_variables=() if settings is None else differing(os.environ, settings),
+            safe_mode=self.safe_mode.status() if self._parts else None,
+            team_socket=self.team_address.url,
+            team_problem=self.team_address.complaint,
+            api_url=self.api_address.url,
+            api_problem=self.api_address.complaint,
+            stood_still=self.loop_watch.last,
+        )
+
+    @property
+    def _running_commands(self) -> int:
+        """What would end with the agent."""
+        benches = self.hardware.running if self._parts else 0
+        return len(self._executions) + benches + self.tunnels.count
+
+    async def use_cluster(self, file: ServedFile) -> None:
+        await self.cluster.switch(file.path, self._guard(file))
+        _remember(self.home, self.cluster)
+
+    def stop(self, pid: int | None, *, only_if_idle: bool) -> None:
+        """``pid``: the agent that the client means, because another may have replaced it."""
+        if pid not in (None, os.getpid()):
+            raise NotFound(f"agent {pid} has ended; this is {os.getpid()}")
+        if only_if_idle and (busy_with := self.status().running_commands):
+            raise NotAllowed(
+                f"the agent is busy with {busy_with} running command(s)",
+                hint="wait for them, or stop them and the agent: ugro agent stop",
+            )
+        self.stopping.set()
+
+    # --- nodes -------------------------------------------------------------------------------------------------
+
+    def reports(self, words: Sequence[str]) -> AsyncGenerator[list[NodeReport]]:
+        return self.health.reports(self.cluster.inventory.select(words))
+
+    async def best(self) -> Choice:
+        choice = await self.health.best(max_age_s=self.cluster.config.health_check.refresh_interval)
+        if choice is None:
+            raise Unsatisfiable("no node can take work", hint="see: ugro health")
+        return choice
+
+    async def add_node(self, name: str, fields: Mapping[str, object]) -> None:
+        path = self._cluster_file()
+        text = read_text(path)
+        await self._edit(path, add_node(text, name, fields, file=str(path)), text)
+
+    async def remove_node(self, name: str, *, only_if_idle: bool = False, even_with_jobs: bool = False) -> None:
+        self.cluster.inventory.named(name)
+        self.discovery.refuse_removal(name)
+        path = self._cluster_file()
+        text = read_text(path)
+        async with self.parts.engine.scheduling:  # no job is placed there meanwhile
+            if only_if_idle and (reason := await self.power.why_not_removed(name)) is not None:
+                raise NotAllowed(f"it {reason}", subject=name, hint="try again later, or without --if-idle")
+            if not even_with_jobs:
+                self._expect_no_jobs(name)
+            await self._edit(path, remove_node(text, name, file=str(path)), text)
+        await self.store.resume(name)
+        await self.measured.forget(name)
+
+    def _expect_no_jobs(self, name: str) -> None:
+        """Raises NotAllowed if ranks are there that nobody has given up: they would go on unseen."""
+        there = [job for job in self.parts.engine.live.on(name) if job.ending is not Ending.CANCELLED]
+        if not there:
+            return
+        seen = [job.id for job in there if sees(job)]
+        which = jobs(seen) if len(seen) == len(there) else count_of(len(there), "job")
+        end = f"end what is there: ugro cancel {' '.join(map(str, seen))}; " if seen else ""
+        raise NotAllowed(
+            f"{which} {'runs' if len(there) == 1 else 'run'} there",
+            subject=name,
+            hint=f"let it become empty: ugro node drain {name}; {end}"
+            f"or let it go on there, unseen: ugro node rm {name} --force",
+        )
+
+    async def drain(self, name: str, reason: str) -> None:
+        self.cluster.inventory.named(name)
+        await self.store.drain(name, reason)
+
+    async def resume(self, name: str) -> None:
+        self.cluster.inventory.named(name)
+        self.discovery.refuse_resume(name)
+        await self.store.resume(name)
+
+    # --- commands ----------------------------------------------------------------------------------------------
+
+    async def execute(self, key: str, words: Sequence[str], command: Command) -> AsyncGenerator[bytes]:
+        nodes = self.cluster.inventory.select(words)
+        # A node that is connecting for the first time gets the time a connection may take.
+        timeout_s = 2 * self.cluster.config.ssh.connect_timeout
+        execution = self._executions[key] = Execution(nodes, command, timeout_s)
+        try:
+            async with contextlib.aclosing(execution.frames()) as frames:
+                async for frame in frames:
+                    yield frame
+        finally:
+            if self._executions.get(key) is execution:
+                del self._executions[key]
+
+    def cancel(self, key: str) -> None:
+        if (execution := self._executions.get(key)) is None:
+            raise NotFound("this command has ended already")
+        execution.cancel()
+
+    def cancel_all(self) -> None:
+        self.monitoring.is_ending = True
+        self.backups.end()
+        if self._parts is not None:
+            self.code.end()
+            self.jobs.end_streams()
+            self.sweeps.end_streams()
+            self.services.end_streams()
+            self.hardware.cancel()
+        self.tunnels.close_all()
+        for execution in self._executions.values():
+            execution.cancel()
+
+    async def diagnose(self, words: Sequence[str]) -> AsyncGenerator[list[Finding]]:
+        if (damage := self.store.damage or self.store.away) is not None:
+            yield [Finding("agent", "state", Grade.FAILED, str(damage), damage.hint)]
+        if self.store.away is not None:  # all else would wait for it
+            return
+        if (full := await asyncio.to_thread(self.disk.take_and_look)) is not None:
+            yield [full]
+        if (safe_mode := self.safe_mode.status()) is not None:
+            yield [judge_state(safe_mode)]
+        if (finding := self.team.finding()) is not None:
+            yield [finding]
+        if (stood := self.loop_watch.last) is not None:
+            yield [judge_loop(stood)]
+        doctor = Doctor(self.cluster, self.health)
+        nodes = self.cluster.inventory.select(words)
+        async for finding in doctor.findings(nodes):
+            yield [finding]
+        if worse := [finding for node in nodes for finding in self.measured.findings(node.spec.name)]:
+            yield worse
+        if findings := [*self.clock_watch.findings(), *self.discovery.findings(), *self.power.findings()]:
+            yield findings
+
+    # --- helpers -----------------------------------------------------------------------------------------------
+
+    def _guard(self, file: ServedFile) -> Guard | None:
+        return Guard(self.allowances, self.home.allowed_ssh_config) if file.is_found else None
+
+    def _cluster_file(self) -> Path:
+        path = self.cluster.path
+        if path is None:
+            raise ConfigError(
+                "there is no cluster file to edit: this machine alone is the cluster",
+                hint="write one from your hosts: ugro init",
+            )
+        return path
+
+    async def _edit(self, path: Path, text: str, before: str) -> None:
+        """Writes the file and applies it; restores it if it does not load."""
+        if self.cluster.guard is not None:
+            self.allowances.require(Effects.of(before, path))  # or the edit would allow what somebody else has edited
+        keep_allowed(self.allowances, path, before, text)
+        write_atomically(path, text)
+        await self.cluster.look_again()
+        if (error := self.cluster.error) is not None:
+            write_atomically(path, before)
+            await self.cluster.look_again()
+            raise error
+
+
+def _end_at_once(error: UgroError) -> None:
+    """The state is another agent's now."""
+    log.error("%s", error)
+    os._exit(1)  # nothing is closed: that agent may have begun already
+
+
+def _remember(home: StateDir, cluster: Cluster) -> None:
+    """For the next agent, which a command in another folder may start."""
+    links = home.served_cluster, home.served_found
+    try:
+        for link in links:
+            link.unlink(missing_ok=True)
+        if cluster.path is not None:
+            links[cluster.guard is not None].symlink_to(cluster.path)
+    except OSError as error:
+        log.warning("the next agent will not know the cluster file: %s", error)

@@ -1,0 +1,1 @@
+"""Code to nodes; logs, outputs and checkpoints home. Does not start or end runs."""

@@ -1,0 +1,1 @@
+"""Logs, outputs and checkpoints, fetched from nodes and kept."""

@@ -1,0 +1,1 @@
+"""The agent's side of nodes: ssh, the link, typed calls, reports, host keys. Does not know jobs."""

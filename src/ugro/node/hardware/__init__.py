@@ -1,0 +1,1 @@
+"""What a machine has: CPU, memory, disks and GPUs, and who holds them."""

@@ -1,0 +1,1 @@
+"""One attempt's part on this node: its directory, its supervisor, its guards."""

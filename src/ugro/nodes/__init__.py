@@ -1,1 +1,0 @@
-"""The agent's side of a node: transport, link, typed calls."""

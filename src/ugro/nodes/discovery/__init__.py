@@ -1,1 +1,0 @@
-"""Sources of machines that the cluster file does not list, each behind the protocol of ``source``."""

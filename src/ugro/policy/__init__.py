@@ -1,1 +1,0 @@
-"""Decisions: pure functions of what is known, each with its reason."""

@@ -1,1 +1,0 @@
-"""Splitting a global batch over unequal devices."""

@@ -1,1 +1,0 @@
-"""Comparing jobs: parameters, columns, filters, tables."""

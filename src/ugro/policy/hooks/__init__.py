@@ -1,1 +1,0 @@
-"""When hooks are called."""

@@ -1,1 +1,0 @@
-"""What happens to an attempt next: retry, back off, explain a failure."""

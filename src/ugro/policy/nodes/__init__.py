@@ -1,1 +1,0 @@
-"""Judging nodes: health, alerts, diagnosis, versions, connectivity."""

@@ -1,1 +1,0 @@
-"""Which nodes go to sleep and which are woken."""

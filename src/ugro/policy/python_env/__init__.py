@@ -1,1 +1,0 @@
-"""Decisions about Python environments: what is asked for, what an environment is called, why one cannot be made."""

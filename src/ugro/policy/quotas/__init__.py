@@ -1,1 +1,0 @@
-"""What users and groups may have, what they have used, and whose turn it is."""

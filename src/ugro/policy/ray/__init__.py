@@ -1,1 +1,0 @@
-"""Rules for Ray clusters: where workers go, what is to be done next, whether nodes agree, what users see."""

@@ -1,1 +1,0 @@
-"""Built-in training recipes: which one a model needs, and whether a training fits a device."""

@@ -1,1 +1,0 @@
-"""Which job starts where, and why the others wait."""

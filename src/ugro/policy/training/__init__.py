@@ -1,1 +1,0 @@
-"""Where a training's time goes, and what to do about it."""

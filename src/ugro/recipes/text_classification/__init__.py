@@ -1,1 +1,0 @@
-"""A recipe: train.py is the script, recipe.yaml describes it."""

@@ -1,1 +1,0 @@
-"""The node program: what UGRO runs on a node. Python 3.9 and its standard library, nothing else of UGRO."""

@@ -1,1 +1,0 @@
-"""What measures a node for ``ugro node bench``."""

@@ -1,1 +1,0 @@
-"""Code on a node, addressed by content: packs, trees, checkouts, garbage collection."""

@@ -1,1 +1,0 @@
-"""Files of a run that go to the agent: logs, outputs, checkpoints."""

@@ -1,1 +1,0 @@
-"""What a node is and how busy it is: CPU, memory, disks, GPUs."""

@@ -1,1 +1,0 @@
-"""Connections to what listens on this node, forwarded over the link."""

@@ -1,1 +1,0 @@
-"""Processes on a node: find a whole tree, end it, run a command under guard."""

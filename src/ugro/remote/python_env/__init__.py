@@ -1,1 +1,0 @@
-"""Python environments on this node: made, used, removed."""

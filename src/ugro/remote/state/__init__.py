@@ -1,1 +1,0 @@
-"""What a node keeps on disk: run directories, their specs, fences against older attempts."""

@@ -1,1 +1,0 @@
-"""The only owner of the state database."""

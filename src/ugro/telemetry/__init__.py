@@ -1,1 +1,0 @@
-"""Metrics and notifications: the metric store, its collector, Prometheus' text format, channels."""

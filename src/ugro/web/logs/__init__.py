@@ -1,1 +1,0 @@
-"""Log files of any size, a page at a time."""

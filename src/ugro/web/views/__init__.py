@@ -1,1 +1,0 @@
-"""What a page shows, computed from what the agent knows. No HTTP."""
