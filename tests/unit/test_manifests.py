@@ -158,7 +158,7 @@ def test_grafanas_dashboard_is_whole() -> None:
 
 def test_dashboard_and_alerts_use_only_metrics_that_the_agent_exports() -> None:
     """``make proof`` asks a real Prometheus every query of the dashboard."""
-    sources = (DEPLOY.parent / "src/ugro/agent").rglob("*.py")
+    sources = (DEPLOY.parent / "src/ugro").rglob("*.py")
     exported = {name for source in sources for name in re.findall(r'"(ugro_\w+)"', source.read_text())}
     dashboard = json.loads((DEPLOY / "grafana/ugro.json").read_text())
     alerts = yaml.safe_load((DEPLOY / "prometheus/ugro_alerts.yml").read_text())

@@ -188,8 +188,8 @@ def agent(ctx: click.Context) -> None:
         session.expect_local(f"agent {ctx.invoked_subcommand}")
 
 
-for command in (reconcile, install, uninstall):
-    agent.add_command(command)
+for one in (reconcile, install, uninstall):
+    agent.add_command(one)
 
 
 @agent.command()

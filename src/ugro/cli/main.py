@@ -22,7 +22,10 @@ if TYPE_CHECKING:
 # By heading of `ugro --help`: name → module:attribute, and the first line of the command's own help.
 _GROUPS = {
     "Cluster": {
-        "init": ("ugro.features.discovery.cli_init:init", "Write the cluster file from your SSH hosts, or add hosts to it."),
+        "init": (
+            "ugro.features.discovery.cli_init:init",
+            "Write the cluster file from your SSH hosts, or add hosts to it.",
+        ),
         "allow": ("ugro.cli.access:allow", "Allow a cluster file that was found in a folder."),
         "deny": ("ugro.cli.access:deny", "Withdraw the allowance of a cluster file."),
         "node": ("ugro.cli.node:node", "Manage nodes: list, show, add, trust, drain, set up, measure."),
@@ -36,7 +39,10 @@ _GROUPS = {
         "token": ("ugro.cli.access:token", "Create, list and revoke tokens for programs."),
         "login": ("ugro.features.remote_access.cli:login", "Use the agent of another machine from now on."),
         "logout": ("ugro.features.remote_access.cli:logout", "Use this machine's own agent again."),
-        "relay": ("ugro.features.remote_access.cli_relay:relay", "Carry the connections of a client on another machine."),
+        "relay": (
+            "ugro.features.remote_access.cli_relay:relay",
+            "Carry the connections of a client on another machine.",
+        ),
         "store": ("ugro.cli.store:store", "Show where the agent's state is kept, or move it."),
         "completion": ("ugro.cli.candidates:completion", "Print a shell completion script."),
     },
@@ -45,7 +51,10 @@ _GROUPS = {
         "launch": ("ugro.cli.jobs.submit:launch", "Launch a training script on one or more nodes."),
         "plan": ("ugro.features.planning.cli:plan", "Predict how fast a training is on each set of nodes."),
         "sweep": ("ugro.features.sweeps.cli:sweep", "Search for the best settings of a training."),
-        "experiment": ("ugro.features.experiments.cli:experiment", "Compare ways to train on your nodes, with a report."),
+        "experiment": (
+            "ugro.features.experiments.cli:experiment",
+            "Compare ways to train on your nodes, with a report.",
+        ),
         "serve": ("ugro.features.services.cli:serve", "Serve a trained model, or any command, behind an HTTP API."),
         "recipe": ("ugro.features.recipes.cli:recipe", "List, show and copy the built-in training recipes."),
         "map": ("ugro.features.batches.cli:map_", "Run a function over many items, in batches that need no tuning."),

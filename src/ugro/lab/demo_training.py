@@ -334,7 +334,8 @@ def _ranks(trials: dict[str, Trial], speeds: dict[str, float]) -> Iterator[list[
 def _rank(result: Result, node: str, longest_s: float) -> list[Cell]:
     rank = result.nodes.index(node)
     computing, waiting = result.computing_s[rank], result.waiting_s[rank]
-    bar = "█" * round(computing / longest_s * _BALANCE_BAR_WIDTH) + "░" * round(waiting / longest_s * _BALANCE_BAR_WIDTH)
+    done, idle = (round(part / longest_s * _BALANCE_BAR_WIDTH) for part in (computing, waiting))
+    bar = "█" * done + "░" * idle
     return [
         Cell(str(result.shares[rank]), is_number=True),
         Cell(f"{waiting * 1000:.0f} ms", is_number=True),

@@ -24,7 +24,7 @@ MUTANTS = (
     ),
     Mutant(
         "a log that has lost changes is used",
-        (Edit(_EXAMINE, "_examine", "wal.lost_changes(path, index)", "None"),),
+        (Edit(_EXAMINE, "_examine", "lost_changes(path, index)", "None"),),
         DAMAGE,
     ),
     Mutant(
@@ -37,26 +37,26 @@ MUTANTS = (
                 "    with closing(sqlite3.connect(f'{path.absolute().as_uri()}?mode"
                 "=ro', uri=True)) as db:\n"
                 "        schema = _examine(path, db, tables, "
-                "wal.parse_index(index))\n"
+                "parse_index(index))\n"
                 "        return Examined(schema, check_content(path, db, how, "
                 "on_progress))\n"
                 "except Damaged:\n"
-                "    wal.put_back(path, index)\n"
+                "    put_back(path, index)\n"
                 "    raise\n"
                 "except sqlite3.DatabaseError as error:\n"
-                "    wal.put_back(path, index)\n"
+                "    put_back(path, index)\n"
                 "    raise unusable(path, error) from error",
                 "try:\n"
                 "    with closing(sqlite3.connect(f'{path.absolute().as_uri()}?mode"
                 "=ro', uri=True)) as db:\n"
                 "        schema = _examine(path, db, tables, "
-                "wal.parse_index(index))\n"
+                "parse_index(index))\n"
                 "        return Examined(schema, check_content(path, db, how, "
                 "on_progress))\n"
                 "except Damaged:\n"
                 "    raise\n"
                 "except sqlite3.DatabaseError as error:\n"
-                "    wal.put_back(path, index)\n"
+                "    put_back(path, index)\n"
                 "    raise unusable(path, error) from error",
             ),
         ),

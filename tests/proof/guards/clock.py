@@ -27,7 +27,9 @@ MUTANTS = (
                 "by.now.boot_s",
                 "by.now.wall_s - started.wall_s",
             ),
-            Edit("ugro.kernel.jobs.engine.reconciler", "Engine._is_over_time", "due_s(started, limit_s, by)", "limit_s"),
+            Edit(
+                "ugro.kernel.jobs.engine.reconciler", "Engine._is_over_time", "due_s(started, limit_s, by)", "limit_s"
+            ),
         ),
         JUMPS,
     ),

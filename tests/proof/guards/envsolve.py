@@ -58,7 +58,14 @@ MUTANTS = (
     ),
     Mutant(
         "a job's document shows the password of its index",
-        (Edit("ugro.features.environments.model", "EnvRequest.masked", "self.with_addresses(without_passwords)", "self"),),
+        (
+            Edit(
+                "ugro.features.environments.model",
+                "EnvRequest.masked",
+                "self.with_addresses(without_passwords)",
+                "self",
+            ),
+        ),
         (*SECRETS, "-k", "document"),
     ),
     Mutant(
@@ -68,7 +75,14 @@ MUTANTS = (
     ),
     Mutant(
         "a browser has the agent read a file of this machine",
-        (Edit("ugro.features.environments.service.reading", "refuse_files", "value is not None and '\\n' not in value", "False"),),
+        (
+            Edit(
+                "ugro.features.environments.service.reading",
+                "refuse_files",
+                "value is not None and '\\n' not in value",
+                "False",
+            ),
+        ),
         (*SECRETS, "-k", "browser"),
     ),
     Mutant(

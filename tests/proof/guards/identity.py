@@ -146,7 +146,10 @@ MUTANTS = (
         "a port is reached through the node's own login",
         (
             Edit(
-                "ugro.kernel.links.tunnels", "Tunnels.open", "named if is_chosen_here else self._own_login(named)", "named"
+                "ugro.kernel.links.tunnels",
+                "Tunnels.open",
+                "named if is_chosen_here else self._own_login(named)",
+                "named",
             ),
         ),
         ("tests/unit/agent/test_tunnels.py",),
@@ -160,7 +163,14 @@ MUTANTS = (
     Mutant("whole hashes are seen", (Edit(_CALLER, "shown", "known.spec.with_short_hashes", "known.spec"),), OFFERED),
     Mutant(
         "a user id without a name is a member",
-        (Edit("ugro.kernel.access.service", "Team.peer", "await self.names.of(uid)", "await self.names.of(uid) or str(uid)"),),
+        (
+            Edit(
+                "ugro.kernel.access.service",
+                "Team.peer",
+                "await self.names.of(uid)",
+                "await self.names.of(uid) or str(uid)",
+            ),
+        ),
         OFFERED,
     ),
     Mutant(

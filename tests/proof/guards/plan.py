@@ -23,7 +23,11 @@ MUTANTS = (
     ),
     Mutant(
         "named nodes are not told from others with the same hardware",
-        (Edit("ugro.kernel.jobs.scheduling.scheduler", "_Pass.__init__", "self._waiting.named_nodes", "frozenset[str]"),),
+        (
+            Edit(
+                "ugro.kernel.jobs.scheduling.scheduler", "_Pass.__init__", "self._waiting.named_nodes", "frozenset[str]"
+            ),
+        ),
         PLACED,
     ),
     Mutant(

@@ -260,7 +260,7 @@ MUTANTS = (
         "devices are given twice: by the scheduler and by the store",
         (
             Edit(
-                "store/migrations/0001_state.sql",
+                "kernel/store/migrations/0001_state.sql",
                 "",
                 "    attempt INTEGER NOT NULL,\n    PRIMARY KEY (node, device)\n",
                 "    attempt INTEGER NOT NULL\n",
@@ -353,7 +353,7 @@ MUTANTS = (
     ),
     Mutant(
         "the logs of small commands are not recorded with their end",
-        (Edit(_MOVES, "finish", "smalllogs.put(db, log)", ""),),
+        (Edit(_MOVES, "finish", "put(db, log)", ""),),
         CRASHES,
     ),
     Mutant(

@@ -7,7 +7,7 @@ from tests.proof.guards import Edit, Mutant
 _MAKING = "tests/integration/environments/test_making.py"
 _KEEPING = "tests/integration/environments/test_keeping.py"
 _UNIT = "tests/unit/remote/test_python_env.py"
-_ROOM = "ugro.remote.python_env"
+_ROOM = "ugro.features.environments.node"
 
 _LOCKED = '    if lock is None:  # a run has it, or somebody makes it\n        return "in-use"'
 _CREATED = "            self._create(tool)\n"
@@ -18,7 +18,7 @@ MUTANTS = (
         "the hash of the installer is not compared",
         (
             Edit(
-                f"{_ROOM}.blobs",
+                f"{_ROOM}.installers",
                 "_is_valid",
                 "_sha256(iter(lambda: file.read(_PIECE), b'')) == sha256",
                 "_sha256(iter(lambda: file.read(_PIECE), b'')) != ''",
@@ -95,7 +95,7 @@ MUTANTS = (
     ),
     Mutant(
         "a run starts without its environment",
-        (Edit(f"{_ROOM}.usage", "hold", "place.made(name) is None", "False"),),
+        (Edit(f"{_ROOM}.place", "hold", "place.made(name) is None", "False"),),
         (_KEEPING, "-k", "does_not_start_without"),
     ),
     Mutant(

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
+import ugro
 from tests.rig.stores import sql, store_at
 from ugro.kernel.access import store as audit_store
 from ugro.kernel.access.model import AuditEntry
@@ -78,12 +79,12 @@ def test_secrets_of_a_node_and_what_nests_without_end_are_not_recorded() -> None
 
 def test_every_changing_route_has_a_name_of_its_own() -> None:
     """A new one would be recorded by its path, which is only better than nothing."""
-    sources = [*Path("src/ugro/agent/api").glob("*.py"), *Path("src/ugro/web").rglob("*.py")]
-    root = Path(__file__).resolve().parents[3]
+    root = Path(ugro.__file__).parent
+    sources = [path for part in ("kernel", "features", "web") for path in sorted((root / part).rglob("*.py"))]
     routes = [
         (method.upper(), re.sub(r"\{[^}]*\}", "1", path))
         for source in sources
-        for method, path in re.findall(r'@app\.(post|put|delete|patch)\("([^"]+)"', (root / source).read_text())
+        for method, path in re.findall(r'@app\.(post|put|delete|patch)\("([^"]+)"', source.read_text())
     ]
     assert len(routes) > 20
     unnamed = [route for route in routes if (found := rule_for(*route)) is not None and found[0] not in RULES]

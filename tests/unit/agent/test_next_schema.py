@@ -55,7 +55,7 @@ def test_the_next_version_saves_the_state_and_changes_it_and_this_one_then_refus
     home, later = tmp_path / "home", tmp_path / "later/ugro"
     home.mkdir()
     shutil.copytree(_PACKAGE, later, ignore=shutil.ignore_patterns("__pycache__", "static", "templates"))
-    (later / "store/migrations/0002_made_up.sql").write_text(_STEP)
+    (later / "kernel/store/migrations/0002_made_up.sql").write_text(_STEP)
     with on_engine(engine):
         use_engine(home)
         _in_state(home, lambda store: store.drain("gpu1", "a fan is loud"))

@@ -158,7 +158,7 @@ def printable(text: str) -> str:
 
 def _decoded(kind: type[T], value: Any) -> T:
     found = decode(kind, value)
-    for name in (field.name for field in dataclasses.fields(found)):  # type: ignore[arg-type]
+    for name in (one.name for one in dataclasses.fields(found)):  # type: ignore[arg-type]
         figure = getattr(found, name)
         if isinstance(figure, int | float):
             _number(figure)

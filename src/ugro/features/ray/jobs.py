@@ -18,7 +18,7 @@ from ugro.kernel.jobs.script import program_argv, program_env
 SETTINGS, TOKEN = "UGRO_RAY", "UGRO_RAY_TOKEN"
 _MODULES = (
     "ugro.node.process.processes",
-    *(f"ugro.features.ray.{name}" for name in ("rules", "machine", "start", "rank", "driver", "main")),
+    *(f"ugro.features.ray.{name}" for name in ("on_node_start", "on_node")),
 )
 _RETRIES = 10
 _GRACE_S = 25.0  # more than the program itself gives Ray

@@ -1,7 +1,8 @@
 """A worker of ``ugro sweep --study``: runs a script whose Optuna studies are kept by UGRO's agent.
 
-``python -m ugro.features.sweeps.study_worker SCRIPT [ARGS]`` replaces the storage of ``optuna.create_study`` and ``load_study``;
-the script stays as it is. The storage is Optuna's ``JournalStorage``; its journal is on the agent's machine. Nodes are
+``python -m ugro.features.sweeps.study_worker SCRIPT [ARGS]`` replaces the storage of ``optuna.create_study`` and
+``load_study``; the script stays as it is. The storage is Optuna's ``JournalStorage``; its journal is on the agent's
+machine. Nodes are
 only ever dialled: the worker listens on a socket in its run directory, the agent connects, and the worker asks over
 that connection. A request that was cut off is sent again under the same number, and the agent answers it once.
 """

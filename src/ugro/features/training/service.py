@@ -250,7 +250,8 @@ class Headlines:
             descriptor = os.open(rank_log(self._folder / str(job.id), job.attempt, 0), os.O_RDONLY | os.O_CLOEXEC)
             try:
                 size = os.fstat(descriptor).st_size
-                return os.pread(descriptor, _HEADLINES_TAIL_BYTES, max(0, size - _HEADLINES_TAIL_BYTES)).decode("utf-8", "replace")
+                tail = os.pread(descriptor, _HEADLINES_TAIL_BYTES, max(0, size - _HEADLINES_TAIL_BYTES))
+                return tail.decode("utf-8", "replace")
             finally:
                 os.close(descriptor)
         return ""

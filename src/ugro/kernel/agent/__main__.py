@@ -1,4 +1,7 @@
-"""Starts the agent and its dashboard in this process: ``python -m ugro.kernel.agent``. Clients start it automatically."""
+"""Starts the agent and its dashboard in this process: ``python -m ugro.kernel.agent``.
+
+Clients start it automatically.
+"""
 
 from __future__ import annotations
 

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
+import ugro
 from ugro.kernel.agent.model import StoodStill
 
 log = logging.getLogger(__name__)
@@ -26,7 +27,7 @@ _SPEAKS_AFTER_LOOKS = 2
 _SAYS_AFTER_LOOKS = 6  # looks rather than seconds: a machine that is slow or asleep holds up this thread as well
 _HELD_S = 3.0
 _MOST_FRAMES = 6
-_SOURCES = str(Path(__file__).parents[3]) + "/"
+_SOURCES = str(Path(ugro.__file__).parents[1]) + "/"
 # An agent whose loop stands for longer is as good as dead: from then on the leases of its jobs run out.
 SPEAKS_FOR_S = 300.0
 

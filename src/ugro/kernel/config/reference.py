@@ -1,7 +1,7 @@
 """The generated parts of the reference pages: tables of keys and full examples, rendered from the schemas.
 
-``python -m ugro.kernel.config.reference PAGE...`` writes each part between ``<!-- generated: NAME -->`` and ``<!-- end -->``;
-with ``--check`` it only says whether the pages are up to date. The rest of the pages is written by hand.
+``python -m ugro.kernel.config.reference PAGE...`` writes each part between ``<!-- generated: NAME -->`` and
+``<!-- end -->``; with ``--check`` it only says whether the pages are up to date. The rest is written by hand.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ugro import node as remote
+import ugro
 from ugro.kernel.links.model import NodeSpec
 from ugro.kernel.support.process import restore_limit
 from ugro.node import loader, wire
@@ -96,9 +96,9 @@ def start():
     names = {"__name__": "loader"}
     exec(A["loader"], names)
     names["install"](data)
-    from ugro.node import home, home as trust
+    from ugro.node import home
     try: home.settle(root, A["name"], received, A["nonce"])
-    except trust.Unsafe as error:
+    except home.Unsafe as error:
         say("unsafe " + json.dumps(error.fields())); os._exit(1)
     except OSError as error:
         say("os-error %d %s" % (error.errno or 0, root)); os._exit(1)
@@ -171,11 +171,25 @@ class Archive:
         return f"{self.digest[:16]}.program"
 
 
+# What a node runs: the kernel's part of it, and what features add.
+_PARTS = (
+    "node",
+    "features/environments/node",
+    "features/hardware/node",
+    "features/power/node",
+    "features/recipes/on_node.py",
+    "features/training/on_node.py",
+)
+
+
 @functools.cache
 def node_program() -> Archive:
-    folder = Path(remote.__file__).parent
-    files = {path.relative_to(folder).as_posix(): path.read_bytes() for path in sorted(folder.rglob("*.py"))}
-    content = loader.pack({"ugro/__init__.py": b"", **{f"ugro/remote/{name}": text for name, text in files.items()}})
+    root = Path(ugro.__file__).parent
+    found = [path for part in _PARTS for path in (root / part, *sorted((root / part).rglob("*.py"))) if path.is_file()]
+    files = {f"ugro/{path.relative_to(root).as_posix()}": path.read_bytes() for path in found}
+    # Packages above them are for the agent: on a node they are empty.
+    above = {f"{parent.as_posix()}/__init__.py" for name in files for parent in Path(name).parents if parent.name}
+    content = loader.pack({**dict.fromkeys(sorted(above - files.keys()), b""), **files})
     return Archive(content, hashlib.sha256(content).hexdigest())
 
 

@@ -5,7 +5,6 @@ The one table of it, with the same routes as ``access_rules``. A test holds real
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, make_dataclass
 from typing import Any, NotRequired
@@ -272,8 +271,6 @@ ANSWERS: Mapping[str, Answer] = {
 
 Schema = dict[str, Any]
 REFERENCE = "#/components/schemas/{model}"
-# What pydantic calls classes of the same name: by their modules, such as ugro__core__node__Role.
-_QUALIFIED = re.compile(r"^\w+__(\w+?)__(\w+)$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -334,7 +331,13 @@ def camel(name: str) -> str:
 
 
 def short_names(names: Iterable[str]) -> dict[str, str]:
-    """``NodeRole`` for ``ugro__core__node__Role``."""
-    found = {name: _QUALIFIED.sub(lambda match: f"{camel(match[1])}{match[2]}", name) for name in names}
+    """Returns ``LinksRole`` for ``ugro__kernel__links__model__Role``: pydantic names classes of one name by modules."""
+    found = {name: _short(name) for name in names}
     assert len(set(found.values())) == len(found), f"two classes would have one name: {sorted(found)}"
     return found
+
+
+def _short(name: str) -> str:
+    *places, last = name.split("__")
+    where = [place for place in places if place != "model"]
+    return camel(where[-1]) + last if where else last

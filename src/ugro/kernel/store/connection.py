@@ -74,7 +74,7 @@ THOROUGH = Thoroughness("integrity_check", limit_s=15.0)
 class Design:
     """What a database is to look like."""
 
-    migrations: str = "ugro.kernel.store"  # the package with a folder of that name, which holds the steps to the newest schema
+    migrations: str = "ugro.kernel.store"  # the package whose folder of that name has the steps
     tables: tuple[str, ...] = ("meta", "jobs", "attempts", "events")  # some of those that it must have
     # How to look at it before it is used; None: somebody else has done so.
     how: Thoroughness | None = THOROUGH

@@ -120,7 +120,7 @@ def test_a_launch_that_the_agent_made_of_a_recipe_names_nothing_of_this_machine(
     made = {"fields": fields, "notes": [], "recipe": "causal_lm"}
     liar.answers["/v1/recipes/launch"] = {"launch": made}
     found = client.recipes.prepare(Wanted(model="gpt2", dataset="wikitext"))
-    assert found.fields["workdir"].endswith("/recipes/causal_lm")
+    assert found.fields["workdir"].endswith("/recipes/trainings/causal_lm")
     with pytest.raises(NotAllowed, match="variable"):
         client.jobs.submit(fields=found.fields)
     for what in ("text", "hash", "code"):

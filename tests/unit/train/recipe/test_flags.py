@@ -13,7 +13,7 @@ import ugro
 from ugro.train.recipe import command_line as flags
 
 RECIPES = ("causal_lm", "text_classification", "image_classification")
-FOLDER = Path(ugro.__file__).parent / "recipes"
+FOLDER = Path(ugro.__file__).parent / "features/recipes/trainings"
 
 
 def script(name: str) -> Any:

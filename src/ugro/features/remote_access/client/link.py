@@ -17,7 +17,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
-from typing import IO, TYPE_CHECKING
+from typing import IO
 from urllib.parse import urlsplit, urlunsplit
 
 from ugro.client.http import NoAgent

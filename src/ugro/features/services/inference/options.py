@@ -77,7 +77,8 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parser(environ: Mapping[str, str]) -> _Parser:
-    parser = _Parser(prog="python -m ugro.features.services.inference", description="Serves a model over HTTP, as OpenAI's API does.")
+    about = "Serves a model over HTTP, as OpenAI's API does."
+    parser = _Parser(prog="python -m ugro.features.services.inference", description=about)
     add = parser.add_argument
     model = environ.get("UGRO_MODEL") or environ.get("UGRO_FOLDER_MODEL") or None
     add("--model", default=model, help="folder of a model or a LoRA adapter, or its id on the hub ($UGRO_MODEL)")

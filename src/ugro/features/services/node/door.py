@@ -269,8 +269,8 @@ class First:
         self._is_ending = False
 
     def run(self) -> int:
-        for number in _ENDING:
-            signal.signal(number, self._ask_to_end)
+        for one in _ENDING:
+            signal.signal(one, self._ask_to_end)
         pause_s, failures = 0.0, 0
         while not self._is_ending:
             began = time.monotonic()
@@ -309,8 +309,8 @@ class First:
 
 
 def _second(program: str, settings: Mapping[str, Any], secret: str, sockets: Sockets) -> NoReturn:
-    for number in _ENDING:
-        signal.signal(number, signal.SIG_DFL)
+    for one in _ENDING:
+        signal.signal(one, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING)
     code = 1
     try:
@@ -349,8 +349,8 @@ class Second:
     async def run(self) -> int:
         loop = asyncio.get_running_loop()
         ending = asyncio.Event()
-        for number in _ENDING:
-            loop.add_signal_handler(number, ending.set)
+        for one in _ENDING:
+            loop.add_signal_handler(one, ending.set)
         await self._haproxy.start(self._records)
         say(f"the door {self._settings['name']} is open at {self._settings['address']}:{self._settings['port']}")
         loop.add_reader(self._log, self._read_log)

@@ -443,9 +443,7 @@ SETTINGS, SECRET = "UGRO_DOOR", "UGRO_DOOR_SECRET"
 _ROOM = "ugro.features.services.node"
 _MODULES = (
     "ugro.node.process.processes",
-    "ugro.features.services.node.door_config",
-    "ugro.features.services.node.door_records",
-    *(f"{_ROOM}.{name}" for name in ("machine", "records", "measures", "haproxy", "waiting", "control", "main")),
+    *(f"{_ROOM}.{name}" for name in ("door_config", "door_machine", "door_records", "haproxy", "door")),
 )
 _RETRIES = 1000
 _GRACE_S = 10.0  # beyond what requests under way get

@@ -34,8 +34,6 @@ _USUAL_CHECK_S = 3.0  # of the door, which asks again sooner than the probe; a l
 _MODULES = (
     "ugro.node.process.processes",
     "ugro.features.services.node.probing",
-    "ugro.features.services.node.probing",
-    "ugro.features.services.node.replica",
     "ugro.features.services.node.replica",
 )
 
