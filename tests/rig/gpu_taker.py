@@ -130,8 +130,8 @@ def takers(driver: str, *uids: int) -> Iterator[list[Taker]]:
 
 def _copy_modules(folder: Path) -> None:
     """Other accounts may not be able to read the ones that are tested."""
-    [source] = ugro.remote.__path__
-    shutil.copytree(source, folder / "ugro" / "remote", ignore=shutil.ignore_patterns("__pycache__"))
+    [source] = ugro.node.__path__
+    shutil.copytree(source, folder / "ugro" / "node", ignore=shutil.ignore_patterns("__pycache__"))
     (folder / "ugro" / "__init__.py").touch()
     for path in (folder / "ugro").rglob("*"):
         path.chmod(0o755)

@@ -358,7 +358,8 @@ sys.exit(code)
 HEAVY = {
     *("asyncio", "email", "fastapi", "http", "httpx", "logging", "pydantic", "rich", "sqlite3", "ssl", "starlette"),
     *("statistics", "subprocess", "tempfile", "uvicorn", "yaml", "random", "hashlib", "secrets", "shutil"),
-    *("ugro.kernel.agent", "ugro.kernel.config", "ugro.kernel.links", "ugro.kernel.store", "ugro.kernel.links.rules"),
+    *("ugro.kernel.agent.agent", "ugro.kernel.config.load", "ugro.kernel.config.schema", "ugro.kernel.links.link"),
+    *("ugro.kernel.links.rules", "ugro.kernel.store.database", "ugro.kernel.store.engine"),
 }
 
 

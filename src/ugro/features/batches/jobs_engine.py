@@ -159,7 +159,7 @@ class _Reading:
 
 
 SOCKET = "pool/host"  # in the run directory
-_PARTS = ("batch", "core")  # of this package
+_PARTS = ("features/batches", "kernel/support")  # of this package
 
 # Listens, says who it is, and receives the archive; all else is in that. As short as can be: users see it in `ps`.
 BOOT = """\
@@ -198,7 +198,8 @@ main(listener, folder)
 def archive() -> bytes:
     """Of UGRO what a host and its slots need, and cloudpickle, which is Python alone."""
     root = Path(ugro.__file__).parent
-    files = [root / "__init__.py", *(file for part in _PARTS for file in sorted((root / part).rglob("*.py")))]
+    above = [root / "__init__.py", root / "features/__init__.py", root / "kernel/__init__.py"]
+    files = [*above, *(file for part in _PARTS for file in sorted((root / part).rglob("*.py")))]
     found = {f"ugro/{file.relative_to(root)}": file for file in files}
     package = Path(str(getattr(find_spec("cloudpickle"), "origin", ""))).parent
     found |= {f"cloudpickle/{file.name}": file for file in sorted(package.glob("*.py"))}

@@ -339,5 +339,5 @@ def short_names(names: Iterable[str]) -> dict[str, str]:
 
 def _short(name: str) -> str:
     *places, last = name.split("__")
-    where = [place for place in places if place != "model"]
+    where = [place for place in places if place not in ("model", "api")]
     return camel(where[-1]) + last if where else last
