@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -12,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import ugro.node
+from ugro.kernel.links.transport import program_files
 from ugro.node.hardware.gpu_locks import Sharing
 
 _SCRIPT = """
@@ -130,8 +129,8 @@ def takers(driver: str, *uids: int) -> Iterator[list[Taker]]:
 
 def _copy_modules(folder: Path) -> None:
     """Other accounts may not be able to read the ones that are tested."""
-    [source] = ugro.node.__path__
-    shutil.copytree(source, folder / "ugro" / "node", ignore=shutil.ignore_patterns("__pycache__"))
-    (folder / "ugro" / "__init__.py").touch()
+    for name, content in program_files().items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
     for path in (folder / "ugro").rglob("*"):
         path.chmod(0o755)

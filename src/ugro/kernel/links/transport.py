@@ -182,14 +182,19 @@ _PARTS = (
 )
 
 
-@functools.cache
-def node_program() -> Archive:
+def program_files() -> dict[str, bytes]:
+    """Returns the modules that a node runs, by their paths, such as ugro/node/main.py."""
     root = Path(ugro.__file__).parent
     found = [path for part in _PARTS for path in (root / part, *sorted((root / part).rglob("*.py"))) if path.is_file()]
     files = {f"ugro/{path.relative_to(root).as_posix()}": path.read_bytes() for path in found}
     # Packages above them are for the agent: on a node they are empty.
     above = {f"{parent.as_posix()}/__init__.py" for name in files for parent in Path(name).parents if parent.name}
-    content = loader.pack({**dict.fromkeys(sorted(above - files.keys()), b""), **files})
+    return {**dict.fromkeys(sorted(above - files.keys()), b""), **files}
+
+
+@functools.cache
+def node_program() -> Archive:
+    content = loader.pack(program_files())
     return Archive(content, hashlib.sha256(content).hexdigest())
 
 
