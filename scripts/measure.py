@@ -102,9 +102,9 @@ def set_late() -> int:
     """Returns how often a constructor, or what builds the agent, puts a collaborator into another object."""
     found = 0
     for name, text in _texts(SOURCES).items():
-        if not name.startswith(("agent/", "kernel/", "features/")):
+        if not name.startswith(("kernel/", "features/")):
             continue
-        builds = name.endswith(("/wiring.py", "kernel/agent/agent.py"))
+        builds = name.endswith(("kernel/agent/wiring.py", "kernel/agent/agent.py"))
         found += sum(_late(function) for function in _functions(text) if builds or function.name == "__init__")
     return found
 
@@ -121,7 +121,7 @@ def _late(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 
 def polling() -> int:
     """Returns the number of the agent's modules with a loop that looks again after some time."""
-    texts = (text for name, text in _texts(SOURCES).items() if name.startswith(("agent/", "kernel/", "features/")))
+    texts = (text for name, text in _texts(SOURCES).items() if name.startswith(("kernel/", "features/")))
     return sum(any(_polls(loop) for loop in _loops(text)) for text in texts)
 
 
@@ -139,6 +139,38 @@ def _polls(loop: ast.While) -> bool:
     return False
 
 
+def against_the_plan() -> int:
+    """Returns the number of imports by which the kernel, a frame or another feature knows a feature, or a frame."""
+    modules = {_module(name) for name in _texts(SOURCES)}
+    found = 0
+    for name, text in _texts(SOURCES).items():
+        own = _module(name)
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("ugro."):
+                whole = {f"{node.module}.{one.name}" for one in node.names}
+                named = whole & modules or {str(node.module)}
+                found += sum(_is_against(_room(own), _room(other)) for other in named)
+    return found
+
+
+def _module(name: str) -> str:
+    return "ugro." + name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+
+def _room(module: str) -> str:
+    """Returns ``features.sweeps`` or ``kernel``, for example."""
+    parts = module.split(".")[1:]
+    return ".".join(parts[: 2 if parts[0] == "features" else 1])
+
+
+def _is_against(own: str, other: str) -> bool:
+    if own == other or own in ("lab", "__init__"):
+        return False
+    if other.startswith("features."):
+        return True
+    return own == "kernel" and other in ("cli", "client", "web", "train", "lab")
+
+
 COUNTS: dict[str, Callable[[], int]] = {
     "lines of code": lambda: sum(_code().values()),
     "kernel, frames and node": kernel_and_frames,
@@ -146,6 +178,7 @@ COUNTS: dict[str, Callable[[], int]] = {
     "lines of tests": lambda: sum(text.count("\n") for text in _texts(TESTS).values()),
     "collaborators set late": set_late,
     "modules that poll": polling,
+    "imports against the plan": against_the_plan,
 }
 
 
