@@ -21,8 +21,9 @@ from ugro.features.power.model import OwnerReport
 from ugro.kernel.agent.rules import Jump
 from ugro.kernel.files.results.collector import Collector
 from ugro.kernel.files.results.log_mirror import SmallLogs
+from ugro.kernel.jobs.engine.live_jobs import LiveJobs
 from ugro.kernel.jobs.engine.plan import ranks_on
-from ugro.kernel.jobs.engine.reconciler import Engine
+from ugro.kernel.jobs.engine.reconciler import Engine, Knowledge
 from ugro.kernel.jobs.engine.rules.attempt import NodeRun, RunState
 from ugro.kernel.jobs.engine.run_tracker import Sighting
 from ugro.kernel.jobs.engine.runs import Identity, Moment, RunStart, RunStatus
@@ -436,11 +437,12 @@ class ModelAgent:
         self.watch = ModelWatch(nodes)
         watch = cast(Any, self.watch)
         logs = SmallLogs(self.jobs, cast(Any, ModelMirror()))
+        model_input = ModelInput(self.watch, clock)
         parts: tuple[Any, ...] = (
-            watch,
+            Knowledge.of(self.jobs, LiveJobs(self.jobs, model_input.clock.reading), watch),
             ModelPlanner(),
             NoCode(),
-            ModelInput(self.watch, clock),
+            model_input,
             Collector(self.jobs, watch, logs, *cast(Any, (ModelCheckpoints(), ModelResults()))),
         )
         self.engine = Engine(self.jobs, *parts)

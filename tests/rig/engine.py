@@ -11,20 +11,23 @@ from pathlib import Path
 
 from tests.rig.stores import store_at
 from tests.rig.waiting import processes_with, processes_with_variable, signal_all, wait_until
+from ugro.features.power.owners import owners_of
+from ugro.kernel.agent.clock import Clock
 from ugro.kernel.files.code.service import Code
 from ugro.kernel.files.results.checkpoints import CheckpointSync
 from ugro.kernel.files.results.collector import Collector, checkpoint_env
 from ugro.kernel.files.results.log_mirror import LogMirror, SmallLogs
 from ugro.kernel.files.results.output_sync import OutputSync
-from ugro.kernel.jobs.engine.launch import Planner
+from ugro.kernel.jobs.engine.launch import Hardware, Planner
+from ugro.kernel.jobs.engine.live_jobs import LiveJobs
 from ugro.kernel.jobs.engine.placed_runs import PlacedRuns
-from ugro.kernel.jobs.engine.reconciler import Engine
+from ugro.kernel.jobs.engine.reconciler import Engine, Knowledge
 from ugro.kernel.jobs.engine.run_tracker import RunTracker
 from ugro.kernel.jobs.engine.runs import Identity
-from ugro.kernel.jobs.engine.scheduler_input import SchedulerInput
+from ugro.kernel.jobs.engine.scheduler_input import SchedulerInput, Standings
 from ugro.kernel.jobs.model import Disconnect, Ending, Job, JobSpec, JobState, OnLost, Retry, Stop
 from ugro.kernel.links.cluster import Cluster
-from ugro.kernel.links.reports import HealthCheck
+from ugro.kernel.links.reports import HealthCheck, NodeNotes
 from ugro.kernel.store.database import Store
 from ugro.kernel.support.state_dir import StateDir
 from ugro.node.durable import Numbers
@@ -105,18 +108,19 @@ class EngineRig:
         self.cluster = cluster = Cluster(self.file)
         await cluster.start()
         identity = Identity(await store.agent_id(), await store.next_generation(), KEY)
-        placed = PlacedRuns(store.jobs)
-        watch = self.watch = self.watch_type(cluster.inventory, identity, placed)
-        health = HealthCheck(cluster, store)
-        scheduler_input = self.scheduler_input = self.scheduler_input_type(store.jobs, cluster, health)
+        standings = Standings(Clock(), owners_of(cluster, store.jobs))
+        live = LiveJobs(store.jobs, standings.clock.reading)
+        watch = self.watch = self.watch_type(cluster.inventory, identity, PlacedRuns(store.jobs, live.get))
+        health = HealthCheck(cluster, store, NodeNotes(owner=standings.owners.report))
+        scheduler_input = self.scheduler_input = self.scheduler_input_type(store.jobs, cluster, health, standings)
         logs = SmallLogs(store.jobs, LogMirror(self.folder / "jobs", watch))
         checkpoints = self.checkpoints_type(self.folder / "jobs", cluster.inventory.get, identity)
-        planner = Planner(cluster, watch, checkpoint_env(checkpoints), scheduler_input.facts, scheduler_input.modules)
+        hardware = Hardware(scheduler_input.facts)
+        planner = Planner(cluster, watch, checkpoint_env(checkpoints), hardware, scheduler_input.modules)
         code = self.code = Code(StateDir(self.folder / "home"), store, cluster, identity)
         results = self.results_type(self.folder / "jobs", cluster.inventory.get, identity)
         home = self.home = Collector(store.jobs, watch, logs, checkpoints, results)
-        engine = Engine(store.jobs, watch, planner, code, scheduler_input, home)
-        placed.live = engine.live.get
+        engine = Engine(store.jobs, Knowledge.of(store.jobs, live, watch), planner, code, scheduler_input, home)
         task = asyncio.create_task(engine.run())
         try:
             yield store, engine

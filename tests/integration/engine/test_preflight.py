@@ -25,7 +25,7 @@ from tests.rig.sshd import command
 from tests.rig.waiting import wait_until
 from ugro.features.environments.service.installed import NodeModules
 from ugro.kernel.jobs.engine import preflight as rendezvous
-from ugro.kernel.jobs.engine.launch import Launch, Planner, run_start
+from ugro.kernel.jobs.engine.launch import Hardware, Launch, Planner, run_start
 from ugro.kernel.jobs.engine.leases import Leases
 from ugro.kernel.jobs.engine.placed_runs import PlacedRuns
 from ugro.kernel.jobs.engine.preflight import LaunchRefused, Preflight
@@ -407,7 +407,7 @@ class Rig:
         self.store = store
         self.asked = asked
         self.watch = RunTracker(cluster.inventory, IDENTITY, PlacedRuns(store.jobs))
-        self.planner = Planner(cluster, self.watch, self._extra, lambda node: None, NodeModules())
+        self.planner = Planner(cluster, self.watch, self._extra, Hardware(lambda node: None), NodeModules())
         leases, none = Leases(self.watch), cast(Any, None)  # nothing is tried again, so nothing is put back
         self.launch = Launch(store.jobs, self.watch, leases, self.planner, cast(Any, NoCode()), none)
 

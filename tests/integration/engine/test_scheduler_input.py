@@ -37,7 +37,7 @@ class World:
     scheduler_input: SchedulerInput
 
     async def take(self) -> ClusterView:
-        live = LiveJobs(self.store.jobs, lambda: None, self.scheduler_input.clock.reading)
+        live = LiveJobs(self.store.jobs, self.scheduler_input.clock.reading)
         await live.read()
         view = await self.scheduler_input.take(live)
         return replace(view, waiting=tuple(live.queue), ended=live.queue.outcomes)
@@ -119,15 +119,17 @@ def test_a_node_that_is_held_takes_no_jobs_until_it_is_let_go(tmp_path: Path) ->
     async def work() -> None:
         async with world(tmp_path, local(tmp_path, "n1")) as here:
             await here.until("n1", lambda view: view.unusable is None)
-            holds, changes = here.scheduler_input.holds, []
-            holds.on_change = lambda: changes.append("changed")
+            holds, heard = here.scheduler_input.holds, list[str]()
+            here.scheduler_input.listen(lambda: heard.append("news"))
             with holds.hold(["n1"], "is being measured"):
+                assert len(heard) == 1, "the scheduler hears of it"
                 assert (await here.view("n1")).unusable == "is being measured"
                 with pytest.raises(NotAllowed), holds.hold(["n2", "n1"], "is being measured"):
                     pass
                 assert holds.reason("n2") is None, "all of them or none"
+                heard.clear()
+            assert len(heard) == 1, "the scheduler hears of its end, too"
             assert (await here.view("n1")).unusable is None
-            assert len(changes) == 2, "the scheduler hears of both"
 
     run(work())
 

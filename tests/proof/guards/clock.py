@@ -86,7 +86,7 @@ MUTANTS = (
     ),
     Mutant(
         "old jobs are removed while the clock is not believed",
-        (Edit("ugro.features.retention.service", "Retention.look", "not self._may_remove()", "False"),),
+        (Edit("ugro.features.retention.service", "Retention.look", "not self._limits.may_remove()", "False"),),
         BELIEVED,
     ),
     Mutant(

@@ -36,7 +36,7 @@ MUTANTS = (
             Edit(
                 "ugro.features.discovery.service",
                 "Discovery._take_steps",
-                "await self._store.busy() | self.uncollected(await self._store.unkept())",
+                "await self._store.busy() | self._ties.uncollected(await self._store.unkept())",
                 "await self._store.busy()",
             ),
         ),
@@ -134,7 +134,7 @@ MUTANTS = (
     ),
     Mutant(
         "discovery does not know which nodes sleep",
-        (Edit("ugro.kernel.agent.wiring", "_power", "base.discovery.is_sleeping = power.is_sleeping", ""),),
+        (Edit("ugro.kernel.agent.wiring", "_view", "sleepers.is_sleeping", "lambda name: False"),),
         ("tests/integration/nodes/test_discovery.py", "-k", "is_suspended"),
     ),
     Mutant(

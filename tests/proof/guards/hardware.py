@@ -62,12 +62,12 @@ MUTANTS = (
     ),
     Mutant(
         "static shares ignore what was measured",
-        (Edit(_WIRING, "_footing", "planner.measured = base.measured.latest_of", ""),),
+        (Edit(_WIRING, "_footing", "base.measured.latest_of", "lambda node: None"),),
         (*USE, "static_shares"),
     ),
     Mutant(
         "nodes are chosen without what was measured",
-        (Edit(_WIRING, "_inform_health", "health.speeds = base.measured.speeds", ""),),
+        (Edit(_WIRING, "_view", "measured.speeds", "lambda gpus: {}"),),
         (*USE, "equal_nodes"),
     ),
     Mutant(

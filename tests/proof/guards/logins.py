@@ -45,7 +45,7 @@ MUTANTS = (
             Edit(
                 _TRACKER,
                 "RunTracker.has_no_account",
-                "not self.may_have_runs(login) and self.is_refused(login)",
+                "login not in self.inventory.known_logins.unclear and self.is_refused(login)",
                 "self.is_refused(login)",
             ),
         ),
@@ -81,8 +81,8 @@ MUTANTS = (
             Edit(
                 _LOGINS,
                 "Logins.close",
-                "name in self._unclear and (not self._watch.is_refused(name))",
-                "name in self._unclear",
+                "name in self._known.unclear and (not self._watch.is_refused(name))",
+                "name in self._known.unclear",
             ),
         ),
         OPENED,

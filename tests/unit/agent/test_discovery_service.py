@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from ugro.features.discovery.model import Candidate, Standing
-from ugro.features.discovery.service import Discovery
+from ugro.features.discovery.service import Discovery, Members, Ties
 from ugro.kernel.config.load import parse_config
 from ugro.kernel.store.database import Store
+from ugro.kernel.support.aio import ChangeSignal
 
 LIMIT_S = 20
 FILE = "discovery: {command: [echo, '[]'], join: auto, leave_after: 0, match: ['gpu*']}\n"
@@ -23,7 +24,9 @@ async def nothing() -> None:
 
 
 @asynccontextmanager
-async def discovery(folder: Path, *names: str) -> AsyncIterator[tuple[Discovery, Any]]:
+async def discovery(
+    folder: Path, *names: str, is_sleeping: Callable[[str], bool]
+) -> AsyncIterator[tuple[Discovery, Any]]:
     """Nodes that have joined, and that their source no longer lists."""
     store = Store(folder / "state.db")
     await store.open()
@@ -37,9 +40,10 @@ async def discovery(folder: Path, *names: str) -> AsyncIterator[tuple[Discovery,
         config = parse_config(FILE, folder / "cluster.yaml", {})
         cluster: Any = SimpleNamespace(config=config, inventory=NoNodes(), take_up_found=nothing)
         health: Any = SimpleNamespace(second_names=dict)
-        hosts: Any = SimpleNamespace()
-        made = Discovery(store.discovered, cluster, health, hosts)
-        await made.load()
+        examiner: Any = SimpleNamespace(trusted=ChangeSignal())
+        members = Members(store.discovered)
+        made = Discovery(members, cluster, health, examiner, Ties(lambda: True, is_sleeping, lambda unkept: unkept))
+        await members.load()
         try:
             yield made, cluster
         finally:
@@ -62,9 +66,8 @@ async def remain(made: Discovery, *expected: str) -> None:
 
 def test_a_node_that_sleeps_stays_while_one_that_is_awake_goes(tmp_path: Path) -> None:
     async def test() -> None:
-        async with discovery(tmp_path, "gpu1", "gpu2") as (made, _):
-            asleep = {"gpu1"}
-            made.is_sleeping = asleep.__contains__
+        asleep = {"gpu1"}
+        async with discovery(tmp_path, "gpu1", "gpu2", is_sleeping=asleep.__contains__) as (made, _):
             await remain(made, "gpu1")
             asleep.clear()
             await remain(made)
@@ -74,8 +77,7 @@ def test_a_node_that_sleeps_stays_while_one_that_is_awake_goes(tmp_path: Path) -
 
 def test_a_node_that_sleeps_goes_when_match_leaves_it_out(tmp_path: Path) -> None:
     async def test() -> None:
-        async with discovery(tmp_path, "gpu1", "gpu2") as (made, cluster):
-            made.is_sleeping = lambda name: True
+        async with discovery(tmp_path, "gpu1", "gpu2", is_sleeping=lambda name: True) as (made, cluster):
             cluster.config = parse_config(FILE.replace("gpu*", "gpu1"), tmp_path / "cluster.yaml", {})
             await remain(made, "gpu1")
 

@@ -39,4 +39,4 @@ def test_what_is_only_in_somebodys_account_is_kept_too() -> None:
         inventory._logins[login.spec.name] = cast(Any, login)
     cluster = cast(Cluster, SimpleNamespace(inventory=inventory, config=Config(nodes=())))
     identity = cast(Identity, SimpleNamespace(params=lambda **params: params))
-    assert asyncio.run(KeptEnvironments(cluster, lambda: identity).names()) == {"a" * 64, "b" * 64}
+    assert asyncio.run(KeptEnvironments(cluster, identity).names()) == {"a" * 64, "b" * 64}

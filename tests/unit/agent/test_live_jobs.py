@@ -28,7 +28,7 @@ def waiting(live: LiveJobs) -> list[int]:
 def test_every_change_is_followed(tmp_path: Path) -> None:
     async def work(store: Store) -> None:
         before = await submitted(store.jobs, "before")
-        live = LiveJobs(store.jobs, lambda: None, Clock().reading)
+        live = LiveJobs(store.jobs, Clock().reading)
         await live.read()
         job = await submitted(store.jobs, "job")
         assert waiting(live) == [before.id, job.id]
@@ -47,7 +47,7 @@ def test_every_change_is_followed(tmp_path: Path) -> None:
 
 def test_an_end_reaches_the_jobs_that_run_after_it(tmp_path: Path) -> None:
     async def work(store: Store) -> None:
-        live = LiveJobs(store.jobs, lambda: None, Clock().reading)
+        live = LiveJobs(store.jobs, Clock().reading)
         await live.read()
         first = await submitted(store.jobs, "first")
         await submitted(store.jobs, "second", after=After(any=(first.id,)))
@@ -60,7 +60,7 @@ def test_an_end_reaches_the_jobs_that_run_after_it(tmp_path: Path) -> None:
 
 def test_a_missed_change_is_found_by_comparison_and_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async def work(store: Store) -> None:
-        live = LiveJobs(store.jobs, lambda: None, Clock().reading, compare_s=0.0)
+        live = LiveJobs(store.jobs, Clock().reading, compare_s=0.0)
         jobs = [await submitted(store.jobs, str(number)) for number in range(4)]
         await live.read()
         store.jobs.listen(lambda job: None)  # from here on every notification is lost

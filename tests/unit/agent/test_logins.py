@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -12,6 +12,7 @@ from ugro.kernel.access.model import account_of, node_of
 from ugro.kernel.jobs.engine.run_tracker import RunTracker
 from ugro.kernel.jobs.model import Placement, Share
 from ugro.kernel.jobs.scheduling.fit import Seeker
+from ugro.kernel.links.cluster import KnownLogins
 from ugro.kernel.links.logins import Logins
 from ugro.kernel.links.model import NodeSpec
 from ugro.kernel.support.errors import Unreachable
@@ -34,7 +35,7 @@ class FakeInventory:
     def __init__(self, *names: str) -> None:
         self.nodes = {name: FakeNode(NodeSpec(name, account="{user}")) for name in names}
         self.open: dict[str, FakeNode] = {}
-        self.knows_login: Callable[[str], bool] = lambda name: False
+        self.known_logins = KnownLogins()
 
     def __iter__(self) -> Iterator[FakeNode]:
         return iter(self.nodes.values())
@@ -45,7 +46,7 @@ class FakeInventory:
 
     def find(self, name: str) -> FakeNode | None:
         found = self.nodes.get(name) or self.open.get(name)
-        return self.open_login(name) if found is None and self.knows_login(name) else found
+        return self.open_login(name) if found is None and name in self.known_logins.used else found
 
     def opened_login(self, name: str) -> FakeNode | None:
         return self.open.get(name)
@@ -64,7 +65,6 @@ class FakeWatch:
         self.inventory = inventory
         self.busy: set[str] = set()
         self.refused: set[str] = set()
-        self.may_have_runs: Callable[[str], bool] = lambda name: False
 
     def is_refused(self, name: str) -> bool:
         return name in self.refused
@@ -242,7 +242,7 @@ def test_a_login_whose_account_is_gone_is_closed_and_not_taken_for_empty() -> No
         watch.refused.add("ann@gpu1")
         assert logins.keep_up([], []) == ["ann@gpu1"]
         await logins.close("ann@gpu1")
-        assert (list(inventory.open), watch.may_have_runs("ann@gpu1")) == ([], True)
+        assert (list(inventory.open), inventory.known_logins.unclear) == ([], {"ann@gpu1"})
         logins.keep_up([], [])
         assert not inventory.open, "it is not dialled again"
         inventory.nodes["gpu1"] = FakeNode(inventory.nodes["gpu1"].spec)

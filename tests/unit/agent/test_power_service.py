@@ -13,7 +13,8 @@ import pytest
 from tests.rig.waiting import wait_until
 from ugro.features.power.model import Act, OwnerReport, PowerRule, Then, When
 from ugro.features.power.nodes import NodeLooks
-from ugro.features.power.service import PowerService
+from ugro.features.power.service import PowerService, Sleepers
+from ugro.kernel.agent.clock import Clock
 from ugro.kernel.jobs.scheduling.scheduler import NodeWishes
 from ugro.kernel.links.model import Facts, NodeSpec
 from ugro.kernel.store.database import Store
@@ -36,7 +37,9 @@ def with_power(folder: Path, test: Callable[[PowerService, Any], Coroutine[Any, 
             cluster: Any = SimpleNamespace(inventory=inventory, path=folder / "cluster.yaml")
             engine: Any = SimpleNamespace(safe_mode=SimpleNamespace(check=refuse))
             scheduler_input: Any = SimpleNamespace()
-            await test(PowerService(store, cluster, engine, scheduler_input), node)
+            sleepers = Sleepers(store.power, cluster, Clock().reading)
+            watch: Any = SimpleNamespace()
+            await test(PowerService(store, cluster, engine, scheduler_input, sleepers, watch), node)
         finally:
             await store.close()
 
@@ -112,7 +115,7 @@ class Machine:
         scheduler_input: Any = SimpleNamespace(
             reports=SimpleNamespace(of=lambda node: report), holds=SimpleNamespace(reason=lambda name: None)
         )
-        self.looks = NodeLooks(cluster, engine, scheduler_input)
+        self.looks = NodeLooks(cluster, engine, scheduler_input, lambda node: True)
         nobody = OwnerReport(When.ACTIVE, Then.DRAIN, 60.0)
         owners: Any = SimpleNamespace(report=lambda name: nobody, keep_up=lambda: None)
         self.looks._owners = owners

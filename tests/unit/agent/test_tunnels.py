@@ -74,7 +74,7 @@ async def _no_job(word: str) -> Job:
 def tunnels_to(inventory: FakeInventory) -> Tunnels:
     cluster = SimpleNamespace(inventory=inventory, config=SimpleNamespace(ssh=SimpleNamespace(connect_timeout=1)))
     logins = Logins(cast(RunTracker, SimpleNamespace(inventory=inventory)))
-    return Tunnels(cast(Cluster, cluster), lambda: Identity("", 0), _no_job, logins.name_for)
+    return Tunnels(cast(Cluster, cluster), Identity("", 0), _no_job, logins.name_for)
 
 
 def outcome(caller: Caller | None, inventory: FakeInventory, *, is_chosen_here: bool = False) -> str:

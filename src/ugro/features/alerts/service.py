@@ -117,67 +117,46 @@ class Watched:
     interval_reason: str
 
 
-class Monitor:
-    def __init__(
-        self,
-        cluster: Cluster,
-        node_reports: NodeReports,
-        store: AlertStore,
-        metrics: MetricStore,
-        notifier: Notifier,
-        live_jobs: Callable[[], int],
-    ) -> None:
-        self.changed = ChangeSignal()  # a new report of some node
-        self.reports: dict[str, NodeReport] = {}  # the newest of each
+class Rounds:
+    """How often each node is asked; one that keeps failing is left alone for a while."""
+
+    def __init__(self, cluster: Cluster, live_jobs: Callable[[], int]) -> None:
         self._cluster = cluster
-        self._store = store
-        self._metrics = metrics
-        self._notifier = notifier
         self._live_jobs = live_jobs
         self._breakers: dict[str, Breaker] = {}
-        self._alerts: dict[Key, Alert] = {}
-        self._judged: dict[str, NodeReport] = {}  # the newest of each whose alerts are on disk
-        self._seen: list[tuple[float, NodeReport]] = []
-        self._news = ChangeSignal()
         self._worked_at = time.monotonic()
-        self._cluster_at = float("-inf")
-        self._tidied_at = time.monotonic() - _TIDY_S + _TIDY_FIRST_S
-        self.may_remove: Callable[[], bool] = lambda: True  # whether this machine's clock is to be believed
-        self.own_disk: Callable[[], Finding | None] = lambda: None  # what is wrong with that of the state. Blocks
-        self.slower: Callable[[str], Sequence[Finding]] = lambda node: ()  # what was measured to be worse on a node
-        node_reports.pace = self._pause_s
-        node_reports.on_reports = self._note
-
-    def alerts(self) -> list[Alert]:
-        """The active alerts, the worst first."""
-        return rules.worst_first(self._alerts.values())
-
-    def watched(self) -> list[Watched]:
-        return [self._watched(node) for node in self._cluster.inventory]
 
     def has_worked(self) -> None:
         """Some job has changed."""
         self._worked_at = time.monotonic()
 
-    def clock_was_set(self, jump: Jump) -> None:
-        """Notices are repeated as if it had not been."""
-        self._alerts = {key: rules.shifted(alert, jump.by_s) for key, alert in self._alerts.items()}
-
-    async def run(self) -> None:
-        self._alerts = await self._store.on()
-        while True:
-            seen = self._news.count
-            await self._look()
-            await self._news.wait(seen, _TIDY_FIRST_S)
-
-    # --- how nodes are probed ----------------------------------------------------------------------------------
-
-    def _pause_s(self, node: Node) -> float | None:
+    def pause_s(self, node: Node) -> float | None:
+        """After how many seconds a node is asked again; None: not until its link is back."""
         now = time.monotonic()
         breaker = self._breaker(node.spec.name)
         if breaker.state(now, self._limits, alive_since=node.alive_since) is BreakerState.OPEN:
             return None
         return self._poll(node.spec.name).interval_s
+
+    def watched(self, node: Node) -> Watched:
+        name, now = node.spec.name, time.monotonic()
+        known, asked = self._breaker(name), self._poll(name)
+        state = known.state(now, self._limits, alive_since=node.alive_since)
+        reason = known.reason(now, self._limits)
+        return Watched(name, state, known.failures, reason, asked.interval_s, asked.reason)
+
+    def note(self, reports: list[NodeReport]) -> None:
+        now = time.monotonic()
+        for report in reports:
+            has_answered = report.status is not Status.UNREACHABLE
+            before = self._breaker(report.name)
+            after = self._breakers[report.name] = before.after(has_answered, now, self._limits)
+            if (before.opened_at is None) != (after.opened_at is None):
+                word = "answers again" if has_answered else f"is not probed: {after.reason(now, self._limits)}"
+                log.warning("%s", word, extra={"node": report.name})
+
+    def forget(self, node: str) -> None:
+        self._breakers.pop(node, None)
 
     def _poll(self, name: str) -> Poll:
         settings = self._cluster.config.monitor
@@ -195,22 +174,58 @@ class Monitor:
     def _breaker(self, name: str) -> Breaker:
         return self._breakers.get(name, _FRESH)
 
-    def _watched(self, node: Node) -> Watched:
-        name, now = node.spec.name, time.monotonic()
-        known, asked = self._breaker(name), self._poll(name)
-        state = known.state(now, self._limits, alive_since=node.alive_since)
-        reason = known.reason(now, self._limits)
-        return Watched(name, state, known.failures, reason, asked.interval_s, asked.reason)
+
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """What the monitor hears of nodes."""
+
+    node_reports: NodeReports
+    rounds: Rounds
+    own_disk: Callable[[], Finding | None]  # what is wrong with that of the state. Blocks
+    slower: Callable[[str], Sequence[Finding]]  # what was measured to be worse on a node
+    may_remove: Callable[[], bool]  # whether this machine's clock is to be believed
+
+
+class Monitor:
+    def __init__(
+        self, cluster: Cluster, sources: Sources, store: AlertStore, metrics: MetricStore, notifier: Notifier
+    ) -> None:
+        self.changed = ChangeSignal()  # a new report of some node
+        self.reports: dict[str, NodeReport] = {}  # the newest of each
+        self._cluster = cluster
+        self._sources = sources
+        self._rounds = sources.rounds
+        self._store = store
+        self._metrics = metrics
+        self._notifier = notifier
+        self._alerts: dict[Key, Alert] = {}
+        self._judged: dict[str, NodeReport] = {}  # the newest of each whose alerts are on disk
+        self._seen: list[tuple[float, NodeReport]] = []
+        self._news = ChangeSignal()
+        self._cluster_at = float("-inf")
+        self._tidied_at = time.monotonic() - _TIDY_S + _TIDY_FIRST_S
+        sources.node_reports.listen(self._note)
+
+    def alerts(self) -> list[Alert]:
+        """The active alerts, the worst first."""
+        return rules.worst_first(self._alerts.values())
+
+    def watched(self) -> list[Watched]:
+        return [self._rounds.watched(node) for node in self._cluster.inventory]
+
+    def clock_was_set(self, jump: Jump) -> None:
+        """Notices are repeated as if it had not been."""
+        self._alerts = {key: rules.shifted(alert, jump.by_s) for key, alert in self._alerts.items()}
+
+    async def run(self) -> None:
+        self._alerts = await self._store.on()
+        while True:
+            seen = self._news.count
+            await self._look()
+            await self._news.wait(seen, _TIDY_FIRST_S)
 
     def _note(self, reports: list[NodeReport]) -> None:
-        now = time.monotonic()
-        for report in reports:
-            has_answered = report.status is not Status.UNREACHABLE
-            before = self._breaker(report.name)
-            after = self._breakers[report.name] = before.after(has_answered, now, self._limits)
-            if (before.opened_at is None) != (after.opened_at is None):
-                word = "answers again" if has_answered else f"is not probed: {after.reason(now, self._limits)}"
-                log.warning("%s", word, extra={"node": report.name})
+        self._rounds.note(reports)
         if len(self._seen) < _MOST_WAITING:
             self._seen += [(time.time(), report) for report in reports]
         self._news.notify()
@@ -237,8 +252,8 @@ class Monitor:
         everyone = [known for name, known in self.reports.items() if name in members]
         found = rules.findings(everyone, self._thresholds, looked_at)
         if CLUSTER in looked_at:
-            found += rules.own_disk(await asyncio.to_thread(self.own_disk))
-        found += rules.slower(report, [finding.text for finding in self.slower(report.name)])
+            found += rules.own_disk(await asyncio.to_thread(self._sources.own_disk))
+        found += rules.slower(report, [finding.text for finding in self._sources.slower(report.name)])
         review = rules.review(self._alerts, found, looked_at, now, self._thresholds.repeat_s)
         change = rules.status_change(self._judged.get(report.name), report, now)
         await self._decided(review.alerts, (*([change] if change else ()), *review.notices))
@@ -263,7 +278,7 @@ class Monitor:
             for name in gone:
                 del self.reports[name]
                 self._judged.pop(name, None)
-                self._breakers.pop(name, None)
+                self._rounds.forget(name)
             kept = tuple(one for one in self._alerts.values() if one.node == CLUSTER or one.node in members)
             await self._decided(kept, notices)
 
@@ -273,7 +288,7 @@ class Monitor:
         self._tidied_at = time.monotonic()
         settings = self._cluster.config.metrics
         limits = Limits(settings.node_hours, settings.job_days, round(settings.max_gb * 10**9))
-        for owner in await self._metrics.keep_within(limits, time.time() if self.may_remove() else None):
+        for owner in await self._metrics.keep_within(limits, time.time() if self._sources.may_remove() else None):
             log.info("old metrics of %s were removed", owner)
 
     @property

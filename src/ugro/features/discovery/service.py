@@ -30,11 +30,11 @@ from ugro.kernel.config.edit import add_node, write_atomically
 from ugro.kernel.config.load import parse_config, read_text
 from ugro.kernel.config.schema import Config
 from ugro.kernel.links.cluster import Cluster
-from ugro.kernel.links.host_keys import Hosts
+from ugro.kernel.links.host_keys import Examiner
 from ugro.kernel.links.model import NodeReport, NodeSpec, Status
 from ugro.kernel.links.reports import HealthCheck
 from ugro.kernel.links.rules import Sighting, is_same_machine
-from ugro.kernel.support.aio import ChangeSignal
+from ugro.kernel.support.aio import ChangeSignal, wait_for_any
 from ugro.kernel.support.errors import NotAllowed
 from ugro.kernel.support.moments import delay_s
 
@@ -57,8 +57,8 @@ class _Try:
 
 
 class Joining:
-    def __init__(self, hosts: Hosts, health: HealthCheck) -> None:
-        self._hosts = hosts
+    def __init__(self, examiner: Examiner, health: HealthCheck) -> None:
+        self._examiner = examiner
         self._health = health
         self._tries: dict[str, _Try] = {}
 
@@ -80,7 +80,7 @@ class Joining:
     async def reports(self, candidates: Sequence[Candidate], config: Config) -> AsyncGenerator[list[NodeReport]]:
         """What each of them is; ``same_as`` names the node that is the same machine."""
         specs = [spec_of(one, config) for one in candidates]
-        async with contextlib.aclosing(self._hosts.examine(specs)) as batches:
+        async with contextlib.aclosing(self._examiner.examine(specs)) as batches:
             async for batch in batches:
                 yield [replace(report, same_as=self._node_of(report)) for report in batch]
 
@@ -138,13 +138,43 @@ _MOST_AT_ONCE = 64  # logins
 _SETTLED_S = 5.0  # the most that a submission waits for machines that may join
 
 
+class Members:
+    """The nodes that joined by themselves."""
+
+    def __init__(self, store: DiscoveredStore) -> None:
+        self.store = store
+        self.by_name: dict[str, Member] = {}
+
+    async def load(self) -> None:
+        """Before the first link is opened: jobs may run on them."""
+        self.by_name.update((member.name, member) for member in await self.store.open())
+
+    def specs(self, config: Config) -> Sequence[NodeSpec]:
+        return [spec_of(member.candidate, config) for member in self.by_name.values()]
+
+
+@dataclass(frozen=True, slots=True)
+class Ties:
+    """What keeps a node in the cluster that no source lists any more."""
+
+    may_leave: Callable[[], bool]  # False while it is not certain which jobs run
+    is_sleeping: Callable[[str], bool]  # so no source has to list it
+    # Nodes from which files are still to be fetched; gets those that may have checkpoints.
+    uncollected: Callable[[set[str]], set[str]]
+
+
 class Discovery:
-    def __init__(self, store: DiscoveredStore, cluster: Cluster, health: HealthCheck, hosts: Hosts) -> None:
-        self._store = store
+    def __init__(
+        self, members: Members, cluster: Cluster, health: HealthCheck, examiner: Examiner, ties: Ties
+    ) -> None:
+        self._store = members.store
         self._cluster = cluster
         self._health = health
-        self._members: dict[str, Member] = {}
-        self._joining = Joining(hosts, health)
+        self._ties = ties
+        self._members = members.by_name
+        self._joining = Joining(examiner, health)
+        self._trusted = examiner.trusted
+        self._trusted_seen = 0
         self._watches: list[SourceWatch] = []
         self._gone: set[str] = set()  # members that were removed; their drains are still recorded
         self._absent: dict[str, float] = {}  # members that no source lists, since when (monotonic)
@@ -152,26 +182,14 @@ class Discovery:
         self._asked_at = float("-inf")
         self._trying: asyncio.Task[None] | None = None
         self._changing = asyncio.Lock()
-        self.may_leave: Callable[[], bool] = lambda: True  # False while it is not certain which jobs run
-        self.is_sleeping: Callable[[str], bool] = lambda name: False  # so no source has to list it
-        # Nodes from which files are still to be fetched; gets those that may have checkpoints.
-        self.uncollected: Callable[[set[str]], set[str]] = lambda unkept: unkept
-        cluster.found = self._specs
-        cluster.settled = self._settled
-        hosts.found = self.candidate
-        hosts.on_trusted = self.key_was_accepted
-
-    async def load(self) -> None:
-        """Before the first link is opened: jobs may run on nodes that joined by themselves."""
-        self._members = {member.name: member for member in await self._store.open()}
 
     async def run(self) -> None:
         try:
             while True:
-                seen = self._changed.count
+                seen = {signal: signal.count for signal in (self._changed, self._trusted)}
                 await self._watch_sources()
                 await self._pass()
-                await self._changed.wait(seen, _LOOK_EVERY_S)
+                await wait_for_any(seen, _LOOK_EVERY_S)
         finally:
             await self._close()
 
@@ -229,19 +247,12 @@ class Discovery:
                 hint=f"remove it there, or leave it out by discovery.match; to give it no jobs: ugro node drain {name}",
             )
 
-    def key_was_accepted(self) -> None:
-        self._joining.try_all_again()
-        self._changed.notify()
-
     def findings(self) -> list[Finding]:
         return list(rules.judge_sources([watch.state() for watch in self._watches]))
 
     # --- the loop ------------------------------------------------------------------------------------------------
 
-    def _specs(self, config: Config) -> Sequence[NodeSpec]:
-        return [spec_of(member.candidate, config) for member in self._members.values()]
-
-    async def _settled(self) -> None:
+    async def settled(self) -> None:
         """Every source has answered, and all that they list was tried; waits a few seconds at most."""
         if not self._cluster.config.discovery.adds_nodes:
             return
@@ -284,7 +295,7 @@ class Discovery:
         self._absent = rules.absences(
             members, self._candidates(), unsure, self._absent, time.monotonic(), self._sleeping()
         )
-        busy = await self._store.busy() | self.uncollected(await self._store.unkept())
+        busy = await self._store.busy() | self._ties.uncollected(await self._store.unkept())
         found = rules.steps(members, self._situation(busy))
         for step in found:
             await self._do(step)
@@ -305,7 +316,7 @@ class Discovery:
             absent_s={name: now - since for name, since in self._absent.items()},
             sleeping=self._sleeping(),
             leave_after_s=section.leave_after,
-            may_leave=self.may_leave(),
+            may_leave=self._ties.may_leave(),
         )
 
     async def _do(self, step: Step) -> None:
@@ -330,6 +341,9 @@ class Discovery:
         if section.join != "auto" or is_trying:
             return
         listed = self._candidates()
+        if self._trusted.count != self._trusted_seen:
+            self._trusted_seen = self._trusted.count
+            self._joining.try_all_again()
         self._joining.forget_all_but(listed)
         configured = self._cluster.config.nodes
         # Cut only here: machines that do not let us in, and rest, must not keep others from being tried.
@@ -368,7 +382,7 @@ class Discovery:
 
     def _sleeping(self) -> set[str]:
         """Not those that `match` leaves out: this is how to be rid of a node, also of one that never wakes."""
-        return {name for name in self._members if self.is_sleeping(name) and self._rules.admit(name)}
+        return {name for name in self._members if self._ties.is_sleeping(name) and self._rules.admit(name)}
 
     @property
     def _rules(self) -> Rules:

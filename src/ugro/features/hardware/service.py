@@ -230,7 +230,7 @@ class HardwareService:
     @contextlib.asynccontextmanager
     async def _yielding(self, subjects: Sequence[Subject]) -> AsyncIterator[None]:
         """A node whose owner comes meanwhile is measured no further; one who was there before was to be ignored."""
-        owners = {one.name: self._health.owner(one.name) for one in subjects}
+        owners = {one.name: self._health.notes.owner(one.name) for one in subjects}
         there = {name for name, owner in owners.items() if owner is not None and owner.is_there}
         absent = [one for one in subjects if one.name not in there]
         watch = asyncio.create_task(self._watch_owners(absent), name="look for owners of measured nodes")
@@ -243,7 +243,7 @@ class HardwareService:
     async def _watch_owners(self, subjects: Sequence[Subject]) -> None:
         while True:
             for one in subjects:
-                owner = self._health.owner(one.name)
+                owner = self._health.notes.owner(one.name)
                 if one.taken is None and owner is not None and owner.is_there:
                     one.make_way(owner.sign)
             await asyncio.sleep(_LOOK_S)
@@ -254,7 +254,7 @@ class HardwareService:
         has_jobs = self._engine.live.has_jobs_on
         found = []
         for one in subjects:
-            if (why := busy(one.facts, self._health.owner(one.name), has_jobs=has_jobs(one.name))) is not None:
+            if (why := busy(one.facts, self._health.notes.owner(one.name), has_jobs=has_jobs(one.name))) is not None:
                 one.is_busy = True
                 found.append(f"{one.name} {why}")
         if found and not wish.is_forced:

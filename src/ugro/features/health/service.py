@@ -109,10 +109,10 @@ class Doctor:
         )
         machine = link.machine
         assert machine is not None  # the link is open
-        strange = self._health.strange_runs(node.spec.name)
+        strange = self._health.notes.strange_runs(node.spec.name)
         return Examination(
             node.spec, machine, link.quality, facts, ssh, root, ports, port_keys, survival, packages,
-            str(strange) if strange else None, owner=self._health.owner(node.spec.name),
+            str(strange) if strange else None, owner=self._health.notes.owner(node.spec.name),
         )  # fmt: skip
 
     async def _probe(self, node: Node) -> Facts | Unknown:

@@ -219,14 +219,15 @@ class Seen:
 
 
 class NodeLooks:
-    def __init__(self, cluster: Cluster, engine: Engine, scheduler_input: SchedulerInput) -> None:
+    def __init__(
+        self, cluster: Cluster, engine: Engine, scheduler_input: SchedulerInput, is_heard: Callable[[str], bool]
+    ) -> None:
         self._cluster = cluster
         self._engine = engine
         self._input = scheduler_input
         self._owners = Owners(cluster, None, _presence)
         self._seen: dict[str, Seen] = {}
-        # Whether a node has said what runs there since its link was opened: no job starts there before.
-        self.is_heard: Callable[[str], bool] = lambda node: True
+        self._is_heard = is_heard
         self._uncollected: set[str] = set()
         self._holders: dict[str, tuple[int, ...]] = {}
         self._logins: dict[str, list[Node]] = {}
@@ -304,7 +305,7 @@ class NodeLooks:
             seen.link, seen.linked_s = node.link, None
             seen.uses = {}
             seen.busy_s = now_s
-        if seen.linked_s is None and node.link is not None and self.is_heard(node.spec.name):
+        if seen.linked_s is None and node.link is not None and self._is_heard(node.spec.name):
             seen.linked_s = now_s
         is_silent = node.link is None and node.error is not None and node.error.cause in _SILENT
         seen.silent_s = (seen.silent_s if seen.silent_s is not None else now_s) if is_silent else None

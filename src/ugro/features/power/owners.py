@@ -108,7 +108,11 @@ class Owners:
         self._note = note
         self._rule_of = rule_of
         self._watches: dict[str, _Watch] = {}
-        self.on_news: Callable[[str], None] = lambda node: None  # an owner came, or was quiet for long enough
+        self._listeners: list[Callable[[str], None]] = []
+
+    def listen(self, on_news: Callable[[str], None]) -> None:
+        """``on_news``: the owner of a node came, or was quiet for long enough."""
+        self._listeners.append(on_news)
 
     def keep_up(self) -> None:
         """Looks for the owners that the configuration names now, and for no others."""
@@ -119,7 +123,11 @@ class Owners:
                 self._watches.pop(name).task.cancel()
         for name, (node, rule) in wanted.items():
             if name not in self._watches:
-                self._watches[name] = _Watch(node, rule, self._note, lambda name: self.on_news(name))
+                self._watches[name] = _Watch(node, rule, self._note, self._tell)
+
+    def _tell(self, node: str) -> None:
+        for on_news in self._listeners:
+            on_news(node)
 
     async def close(self) -> None:
         watches, self._watches = self._watches, {}
@@ -141,6 +149,10 @@ class Owners:
         linked = [watch for watch in self._watches.values() if watch.node.link is not None]
         found = ((watch.node.spec.name, watch.report().words) for watch in linked)
         return {name: words for name, words in found if words is not None}
+
+
+def owners_of(cluster: Cluster, jobs: JobStore) -> Owners:
+    return Owners(cluster, lambda node, text: jobs.note("owner", text, node=node))
 
 
 class _Watch:

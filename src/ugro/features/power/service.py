@@ -16,12 +16,13 @@ from pathlib import Path
 
 from ugro.features.power import nodes as power
 from ugro.features.power import rules as decision
-from ugro.features.power.model import WOL, Act, PowerRecord, PowerReport, PowerState
+from ugro.features.power.model import WOL, Act, PowerRecord, PowerReport, PowerRule, PowerState
 from ugro.features.power.nodes import NodeLooks, Subject, performed
 from ugro.features.power.rules import HOUR_S, Kind, Situation, Step
-from ugro.features.power.store import Known
+from ugro.features.power.store import Known, PowerStore
 from ugro.kernel.agent.model import Finding, Grade
 from ugro.kernel.jobs.engine.reconciler import Engine
+from ugro.kernel.jobs.engine.run_tracker import RunTracker
 from ugro.kernel.jobs.engine.scheduler_input import SchedulerInput, Sleeping
 from ugro.kernel.jobs.scheduling.model import Asleep
 from ugro.kernel.jobs.scheduling.scheduler import NodeWishes, node_wishes
@@ -54,28 +55,95 @@ class _Memory:
     known: Known = _NOTHING
 
 
+class Sleepers:
+    """What is recorded of the power of nodes: which of them sleep."""
+
+    def __init__(self, store: PowerStore, cluster: Cluster, reading: Callable[[], Reading]) -> None:
+        self._store = store
+        self._cluster = cluster
+        self._reading = reading
+        self.memories: dict[str, _Memory] = {}
+
+    async def load(self) -> None:
+        """Before the first job is placed."""
+        self.memories = {name: _Memory(*found) for name, found in (await self._store.all()).items()}
+
+    def report(self, name: str) -> PowerReport | None:
+        """None: it has no rule."""
+        if (found := self._find(name)) is None:
+            return None
+        rule, memory = found
+        record, now_s = memory.record, boot_clock_s()
+        again_s = 0.0
+        if record.state is PowerState.ASLEEP:
+            again_s = decision.again_in_s(self.situation(rule, memory), now_s)
+        for_s = max(0.0, now_s - place_s(record.since, self._reading()))
+        interface = memory.known.interface
+        mac = rule.mac or (interface.mac if interface else "")
+        return PowerReport(record.state, for_s, record.reason, record.problem or None, again_s or None, mac)
+
+    def sleeping(self, name: str) -> Sleeping | None:
+        """What the scheduler must know of a node that is not awake; None: it is."""
+        found = self._find(name)
+        if found is None or found[1].record.state is PowerState.AWAKE:
+            return None
+        rule, memory = found
+        situation = self.situation(rule, memory)
+        words = decision.refusal(situation, boot_clock_s())
+        if memory.known.machine is None or memory.known.facts is None:
+            words = words or f"is {memory.record.state}, and its hardware is not known yet"
+        wakes_s = decision.wakes_in_s(situation)
+        asleep = Asleep(memory.record.state, situation.since_s, wakes_s, rule.resume_timeout_s)
+        return Sleeping(asleep, words, memory.known.machine, memory.known.facts)
+
+    def is_sleeping(self, name: str) -> bool:
+        """Whether it is away because of that, and expected back."""
+        found = self._find(name)
+        return found is not None and decision.is_sleeping(found[1].record.state, found[1].record.failures)
+
+    def situation(self, rule: PowerRule, memory: _Memory) -> Situation:
+        """As far as it is recorded."""
+        record, by = memory.record, self._reading()
+        return Situation(
+            rule=rule,
+            state=record.state,
+            since_s=place_s(record.since, by),
+            failures=record.failures,
+            acts_s=tuple(place_s(at, by) for at in record.acts),
+            took_s=record.took_s,
+            problem=record.problem,
+        )
+
+    def _find(self, name: str) -> tuple[PowerRule, _Memory] | None:
+        node, memory = self._cluster.inventory.find(name), self.memories.get(name)
+        return (node.spec.power, memory) if node is not None and node.spec.power is not None and memory else None
+
+
 class PowerService:
-    def __init__(self, store: Store, cluster: Cluster, engine: Engine, scheduler_input: SchedulerInput) -> None:
+    def __init__(
+        self,
+        store: Store,
+        cluster: Cluster,
+        engine: Engine,
+        scheduler_input: SchedulerInput,
+        sleepers: Sleepers,
+        watch: RunTracker,
+    ) -> None:
         self._store = store.power
         self._members = store.discovered
         self._cluster = cluster
         self._engine = engine
         self._input = scheduler_input
-        self.looks = NodeLooks(cluster, engine, scheduler_input)
-        self._memories: dict[str, _Memory] = {}
+        self._sleepers = sleepers
+        self._watch = watch
+        # A node is heard when it has said what runs there since its link was opened: no job starts there before.
+        self.looks = NodeLooks(cluster, engine, scheduler_input, lambda node: watch.silent_s(node) == 0)
         self._complaints: dict[str, str] = {}
         self._learned: dict[str, Link] = {}
         self._acted: set[str] = set()  # nodes whose act under way was begun by this process
         self._work = KeyedTasks(lambda: None)
-        # Nodes from which files are still to be fetched; gets those that may have checkpoints.
-        self.uncollected: Callable[[set[str]], set[str]] = lambda unkept: unkept
         self._pass_at = 0.0
         self._wishes = _NONE
-        scheduler_input.sleeping = self.sleeping
-
-    async def load(self) -> None:
-        """Before the first job is placed."""
-        self._memories = {name: _Memory(*found) for name, found in (await self._store.all()).items()}
 
     async def run(self) -> None:
         try:
@@ -91,57 +159,18 @@ class PowerService:
 
     # --- what others ask -----------------------------------------------------------------------------------------
 
-    def report(self, name: str) -> PowerReport | None:
-        """None: it has no rule."""
-        node = self._cluster.inventory.find(name)
-        memory = self._memories.get(name)
-        if node is None or node.spec.power is None or memory is None:
-            return None
-        record, now_s = memory.record, boot_clock_s()
-        again_s = 0.0
-        if record.state is PowerState.ASLEEP:
-            again_s = decision.again_in_s(self._situation(node, memory, _NONE), now_s)
-        for_s = max(0.0, now_s - place_s(record.since, self._reading))
-        interface = memory.known.interface
-        mac = node.spec.power.mac or (interface.mac if interface else "")
-        return PowerReport(record.state, for_s, record.reason, record.problem or None, again_s or None, mac)
-
-    def sleeping(self, name: str) -> Sleeping | None:
-        """What the scheduler must know of a node that is not awake; None: it is."""
-        node = self._cluster.inventory.find(name)
-        memory = self._memories.get(name)
-        if node is None or node.spec.power is None or memory is None:
-            return None
-        state = memory.record.state
-        if state is PowerState.AWAKE:
-            return None
-        situation = self._situation(node, memory, _NONE)
-        words = decision.refusal(situation, boot_clock_s())
-        if memory.known.machine is None or memory.known.facts is None:
-            words = words or f"is {state}, and its hardware is not known yet"
-        asleep = Asleep(state, situation.since_s, decision.wakes_in_s(situation), node.spec.power.resume_timeout_s)
-        return Sleeping(asleep, words, memory.known.machine, memory.known.facts)
-
-    def is_sleeping(self, name: str) -> bool:
-        """Whether it is away because of that, and expected back."""
-        node = self._cluster.inventory.find(name)
-        memory = self._memories.get(name)
-        if node is None or node.spec.power is None or memory is None:
-            return False
-        return decision.is_sleeping(memory.record.state, memory.record.failures)
-
     async def why_not_removed(self, name: str) -> str | None:
         """What would be lost with a node, as words after its name."""
         if self._engine.live.has_jobs_on(name):
             return "has jobs"
-        uncollected = self.uncollected(await self._members.unkept())
+        uncollected = self._watch.uncollected(await self._members.unkept())
         return "may have files of jobs that are not collected yet" if name in uncollected else None
 
     def findings(self) -> list[Finding]:
         """For ``ugro doctor``."""
         found = []
         for node in self._cluster.inventory:
-            memory = self._memories.get(node.spec.name)
+            memory = self._sleepers.memories.get(node.spec.name)
             if node.spec.power is not None and memory is not None:
                 found += _findings(node, memory)
         return found
@@ -181,7 +210,7 @@ class PowerService:
         await self._forget({node.spec.name for node in nodes})
         if not nodes:
             return
-        self.looks.keep_up(nodes, self.uncollected(await self._members.unkept()))
+        self.looks.keep_up(nodes, self._watch.uncollected(await self._members.unkept()))
         for node in nodes:
             await self._learn(node)
         if self._engine.safe_mode.is_on:
@@ -198,8 +227,8 @@ class PowerService:
 
     async def _forget(self, members: set[str]) -> None:
         """What has no rule any more is awake, or unreachable."""
-        for name in [name for name in self._memories if name not in members]:
-            del self._memories[name]
+        for name in [name for name in self._sleepers.memories if name not in members]:
+            del self._sleepers.memories[name]
             self._learned.pop(name, None)
             self._work.cancel(("act", name))
             await self._store.forget(name)
@@ -225,16 +254,11 @@ class PowerService:
         return wishes
 
     def _situation(self, node: Node, memory: _Memory, wishes: NodeWishes) -> Situation:
-        record, name = memory.record, node.spec.name
+        name = node.spec.name
         assert node.spec.power is not None
-        by = self._reading
         seen, busy = self.looks.of(node), self.looks.busy(node, wishes)
-        return Situation(
-            rule=node.spec.power,
-            state=record.state,
-            since_s=place_s(record.since, by),
-            failures=record.failures,
-            acts_s=tuple(place_s(at, by) for at in record.acts),
+        return replace(
+            self._sleepers.situation(node.spec.power, memory),
             linked_s=seen.linked_s,
             silent_s=seen.silent_s,
             is_lost=node.link is None and node.error is not None,
@@ -243,8 +267,6 @@ class PowerService:
             wanted_by=wishes.wakes.get(name, ()),
             holders=self.looks.holders(name),
             complaint=self._complaints.get(name),
-            took_s=record.took_s,
-            problem=record.problem,
         )
 
     async def _take(self, node: Node, memory: _Memory, step: Step) -> None:
@@ -255,7 +277,7 @@ class PowerService:
         point("power.recorded")
         level = logging.WARNING if step.problem else logging.INFO
         log.log(level, "%s: %s", step.state, step.problem or step.reason, extra={"node": name})
-        self._memories[name] = replace(memory, record=record)
+        self._sleepers.memories[name] = replace(memory, record=record)
         self._complaints.pop(name, None)
         self._work.cancel(("act", name))
         self._acted.discard(name)
@@ -286,7 +308,7 @@ class PowerService:
         """Links of nodes that are awake in the same network."""
         if interface is None or not interface.broadcast:
             return []
-        found = ((node.link, self._memories.get(node.spec.name)) for node in self._cluster.inventory)
+        found = ((node.link, self._sleepers.memories.get(node.spec.name)) for node in self._cluster.inventory)
         return [
             link
             for link, memory in found
@@ -317,12 +339,12 @@ class PowerService:
         memory = self._memory(name)
         before = memory.known
         kept = Known(known.machine, known.facts or before.facts, known.interface or before.interface)
-        self._memories[name] = replace(memory, known=kept)
+        self._sleepers.memories[name] = replace(memory, known=kept)
 
     def _memory(self, name: str) -> _Memory:
-        if name not in self._memories:
-            self._memories[name] = _Memory(PowerRecord(PowerState.AWAKE, clock.now()))
-        return self._memories[name]
+        if name not in self._sleepers.memories:
+            self._sleepers.memories[name] = _Memory(PowerRecord(PowerState.AWAKE, clock.now()))
+        return self._sleepers.memories[name]
 
     def _since_s(self, name: str) -> float:
         return place_s(self._memory(name).record.since, self._reading)

@@ -9,6 +9,7 @@ import asyncio
 import logging
 import shutil
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -50,6 +51,20 @@ class ResultRemover(Protocol):
         ...
 
 
+async def _none() -> Collection[str]:
+    return ()
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What others say about removing: by default nothing stands against it."""
+
+    may_remove: Callable[[], bool] = lambda: True  # whether this machine's clock is to be believed
+    is_paused: Callable[[], bool] = lambda: False
+    kept_environments: Callable[[], Awaitable[Collection[str]]] = _none  # that nodes have, by name
+    on_removed: Callable[[Sequence[int]], None] = lambda jobs: None
+
+
 class Retention:
     def __init__(
         self,
@@ -58,20 +73,15 @@ class Retention:
         metrics: MetricStore,
         results: ResultRemover,
         settings: Callable[[], RetentionSettings],
-        may_remove: Callable[[], bool],
+        limits: Limits,
     ) -> None:
-        """``may_remove``: whether this machine's clock is to be believed."""
         self._folder = folder
         self._store = store
         self._settings = settings
-        self._may_remove = may_remove
+        self._limits = limits
         self._results = results
         self._metrics = metrics
         self.pause_s = _PAUSE_S
-        self.is_paused: Callable[[], bool] = lambda: False
-        # The Python environments that nodes have, by name.
-        self.kept_environments: Callable[[], Awaitable[Collection[str]]] = _none
-        self.on_removed: Callable[[Sequence[int]], None] = lambda jobs: None
 
     async def run(self) -> None:
         pause_s = _FIRST_S
@@ -85,9 +95,9 @@ class Retention:
 
     async def look(self, now: Instant) -> None:
         """Announces what may go, and removes what was announced long enough ago."""
-        if self.is_paused():
+        if self._limits.is_paused():
             return
-        if not self._may_remove():
+        if not self._limits.may_remove():
             log.info("nothing is removed for its age: this machine's clock was set")
             return
         rule = self._rule
@@ -106,7 +116,7 @@ class Retention:
     async def _remove_resolutions(self, before: str) -> None:
         """What requests for Python environments were resolved to, and nobody needs any more."""
         if await self._store.python_envs.has_unused(before):
-            kept = await self.kept_environments()
+            kept = await self._limits.kept_environments()
             await self._remove_rows(partial(self._store.python_envs.remove_unused, before, kept))
 
     @property
@@ -203,12 +213,8 @@ class Retention:
         for job in jobs:
             await to_the_end(partial(shutil.rmtree, self._folder / str(job), ignore_errors=True))
         await self._metrics.forget_jobs(jobs)
-        self.on_removed(jobs)
+        self._limits.on_removed(jobs)
         await self._store.retention.withdraw(jobs)
-
-
-async def _none() -> Collection[str]:
-    return ()
 
 
 def _view(one: Ended, first_kept: int, is_followed: bool, has_left: bool | None, now: Instant) -> EndedJob:

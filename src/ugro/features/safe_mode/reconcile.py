@@ -29,11 +29,18 @@ _GRACE_S = 5.0
 
 
 class Reconciler:
-    def __init__(self, jobs: JobStore, watch: RunTracker, control: SafeModeControl) -> None:
+    def __init__(
+        self,
+        jobs: JobStore,
+        watch: RunTracker,
+        control: SafeModeControl,
+        on_decided: Callable[[], None] = lambda: None,
+    ) -> None:
+        """``on_decided`` is called when every node obeys this agent again."""
         self._jobs = jobs
         self._watch = watch
         self._control = control
-        self.on_decided: Callable[[], None] = lambda: None  # every node obeys this agent again
+        self._on_decided = on_decided
         self._deciding = asyncio.Lock()
 
     async def plan(self) -> Reconciliation:
@@ -153,7 +160,7 @@ class Reconciler:
         self._watch.identity.generation = done.generation
         await self._control.note_left()
         self._watch.ask_again()
-        self.on_decided()
+        self._on_decided()
 
     def _expect_safe_mode(self) -> None:
         if not self._control.is_on:

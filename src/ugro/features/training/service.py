@@ -65,12 +65,20 @@ _JOBS_AT_ONCE = 500
 
 
 class EnergyService:
-    def __init__(self, folder: Path, jobs: JobStore, metrics: MetricStore, price: Callable[[], Price]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        jobs: JobStore,
+        metrics: MetricStore,
+        price: Callable[[], Price],
+        on_change: Callable[[Iterable[int]], None] = lambda jobs: None,
+    ) -> None:
+        """``on_change``: the totals of these jobs are new."""
         self._folder = folder
         self._jobs = jobs
         self._metrics = metrics
         self.price = price
-        self.on_change: Callable[[Iterable[int]], None] = lambda jobs: None  # the totals of these are new
+        self._on_change = on_change
         self.totals: dict[int, float] = {}  # joules, by job of which something was measured
         self._changed: set[int] = set()
 
@@ -134,7 +142,7 @@ class EnergyService:
             found = await asyncio.to_thread(_totals, self._folder, changed)
             if found:
                 self.totals |= found
-                self.on_change(found)
+                self._on_change(found)
                 await self._jobs.usage.note_energy(found)
             await asyncio.sleep(0 if self._changed else _EVERY_S)
 

@@ -12,47 +12,29 @@ from functools import partial
 from pathlib import Path
 
 import ugro
-from ugro.features.discovery.service import Discovery
-from ugro.features.environments.service.node_envs import KeptEnvironments
-from ugro.features.environments.service.service import PythonEnvService
+from ugro.features.discovery.service import Members
 from ugro.features.exec.service import Command, Execution
-from ugro.features.hardware.service import HardwareService, MeasuredHardware
+from ugro.features.hardware.service import MeasuredHardware
 from ugro.features.health.rules import DiskRoom, judge_disk, judge_loop, judge_state
 from ugro.features.health.service import Doctor
-from ugro.features.hooks.service import HookService
-from ugro.features.planning.service import PlanService
-from ugro.features.power.service import PowerService
-from ugro.features.quotas.service import UsageService
-from ugro.features.ray.service import RayClusters
-from ugro.features.recipes.service import RecipeService
-from ugro.features.safe_mode.reconcile import Reconciler
 from ugro.features.safe_mode.records import Comparison, Records
 from ugro.features.safe_mode.service import SafeModeControl, begin, is_known_old
-from ugro.features.services.service.service import Services
-from ugro.features.sweeps.service.service import SweepService
-from ugro.features.training.service import Profiling
 from ugro.kernel.access.caller import sees
 from ugro.kernel.access.service import AuditLog, Team, Tokens
 from ugro.kernel.agent.backups import Backups
-from ugro.kernel.agent.clock import ClockWatch
+from ugro.kernel.agent.clock import Clock, ClockWatch
 from ugro.kernel.agent.loop_watch import LoopWatch
 from ugro.kernel.agent.model import AgentStatus, DashboardLink, Finding, Grade, ServedFile
 from ugro.kernel.agent.wiring import Base, Parts, make_parts
 from ugro.kernel.config.allowance import Allowances, Effects, keep_allowed
 from ugro.kernel.config.edit import add_node, remove_node, write_atomically
 from ugro.kernel.config.load import differing, read_text
-from ugro.kernel.files.code.service import Code
 from ugro.kernel.files.results.file_store import SPARE_BYTES
-from ugro.kernel.files.results.service import ResultService
 from ugro.kernel.jobs.engine.runs import Identity
 from ugro.kernel.jobs.model import FINAL_STATES, Ending, JobState
-from ugro.kernel.jobs.service import JobService
 from ugro.kernel.links.cluster import Cluster, Guard
-from ugro.kernel.links.host_keys import Hosts
 from ugro.kernel.links.model import NodeReport
-from ugro.kernel.links.reports import HealthCheck
 from ugro.kernel.links.rules import Choice
-from ugro.kernel.links.tunnels import Tunnels
 from ugro.kernel.store.address import locate
 from ugro.kernel.store.database import Store
 from ugro.kernel.store.engine import LEAST_BYTES, PIECE_BYTES, PIECES, Opening, Reserve
@@ -60,7 +42,6 @@ from ugro.kernel.support.aio import keep_running
 from ugro.kernel.support.errors import ConfigError, NotAllowed, NotFound, UgroError, Unsatisfiable
 from ugro.kernel.support.quantities import count_of, jobs
 from ugro.kernel.support.state_dir import StateDir
-from ugro.kernel.telemetry.service import MonitoringService
 
 # --- dashboard address ------------------------------------------------------------------------------------------------
 # Where the agent can be reached besides its own socket: the dashboard, which callers may ask for before it has opened,
@@ -150,15 +131,14 @@ class Agent:
         self.home = home
         self.disk = StateDisk(home)
         self.store = Store(locate(home, _end_at_once), self.disk.reserve)
-        self.backups = Backups(home, self.store)
         self.allowances = Allowances(home)
         self.audit = AuditLog(self.store.audit)
-        self.cluster = Cluster(cluster_file.path, self._guard(cluster_file))
+        self._members = Members(self.store.discovered)
+        self.cluster = cluster = Cluster(cluster_file.path, self._guard(cluster_file), self._members.specs)
+        self.clock_watch = ClockWatch(Clock(), self.store, lambda: cluster.config.retention.notice)
+        self.backups = Backups(home, self.store, self.clock_watch.may_remove)
         self.team = Team(self.cluster)
         self.tokens = Tokens(self.store.tokens)
-        self.health = HealthCheck(self.cluster, self.store)
-        self.hosts = Hosts(self.cluster, self.health)
-        self.discovery = Discovery(self.store.discovered, self.cluster, self.health, self.hosts)
         self.measured = MeasuredHardware(self.store.hardware)
         self.stopping = asyncio.Event()
         self.loop_watch = LoopWatch()
@@ -166,17 +146,9 @@ class Agent:
         self._executions: dict[str, Execution] = {}
         self.dashboard = DashboardAddress()
         self.api_address, self.team_address = OpenAddress(), OpenAddress()
-        self.monitoring = MonitoringService(home, self.store, self.cluster)
         self._records: Records | None = None
         self._parts: Parts | None = None
         self._identity = Identity("", 0)
-        self.kept_environments = KeptEnvironments(self.cluster, lambda: self._identity)
-        self.tunnels = Tunnels(
-            self.cluster,
-            lambda: self._identity,
-            lambda word: self.jobs.find(word),
-            lambda node, user: self.parts.engine.logins.name_for(node, user),
-        )
 
     async def start(self, on_progress: Callable[[str], None] = lambda text: None) -> None:
         await self.store.open(Opening(on_progress, self.backups.before_use))
@@ -185,39 +157,43 @@ class Agent:
         compared = await self._compare(records)
         identity = Identity(await self.store.agent_id(), await self._generation(compared), records.key)
         await self.tokens.load()
-        await self.discovery.load()
+        await self._members.load()
         await self.cluster.start()
         _remember(self.home, self.cluster)
         self._identity = identity
-        self._parts = parts = make_parts(self._base(await self.store.logins.all()), identity)
-        engine = parts.engine
-        self.discovery.may_leave = lambda: not engine.safe_mode.is_on
+        base = Base(
+            self.home,
+            self.store,
+            self.cluster,
+            self.clock_watch,
+            self._members,
+            self.measured,
+            self.disk.take_and_look,
+            await self.store.logins.all(),
+        )
+        parts = make_parts(base, identity)
+        self._take_up(parts)
+        engine, monitoring = parts.engine, parts.monitoring
         await begin(engine.safe_mode, records, compared)
         self.store.jobs.keep_journal(engine.safe_mode.note)
         await self.clock_watch.start()
         await self.measured.read()
-        await self.monitoring.open(engine, parts.scheduler_input)
-        self.monitoring.monitor.own_disk = self.disk.take_and_look
-        self.monitoring.use_figures(self.measured)
-        self.monitoring.use_services(lambda: self.services.listed(everything=False))
-        self.monitoring.use_usage(parts.usage.all_time)
-        self.code.listen(self.monitoring.parts.prometheus.observe_sync)
-        await self.planning.end_left()
-        await self.power.load()
+        await monitoring.open()
+        monitoring.use_services(lambda: parts.services.listed(everything=False))
+        monitoring.use_usage(parts.usage.all_time)
+        parts.code.listen(monitoring.parts.prometheus.observe_sync)
+        await parts.planning.end_left()
+        await parts.sleepers.load()
 
-    def _base(self, logins: Mapping[str, bool]) -> Base:
-        return Base(
-            home=self.home,
-            store=self.store,
-            cluster=self.cluster,
-            health=self.health,
-            discovery=self.discovery,
-            measured=self.measured,
-            monitoring=self.monitoring,
-            backups=self.backups,
-            kept_environments=self.kept_environments,
-            logins=logins,
-        )
+    def _take_up(self, parts: Parts) -> None:
+        """From here on the agent has its services."""
+        self._parts = parts
+        self.health, self.hosts, self.discovery = parts.health, parts.hosts, parts.discovery
+        self.monitoring, self.tunnels = parts.monitoring, parts.tunnels
+        self.kept_environments, self.python_envs = parts.kept_environments, parts.python_envs
+        self.code, self.jobs, self.results = parts.code, parts.jobs, parts.results
+        self.hardware, self.power, self.hooks, self.usage = parts.hardware, parts.power, parts.hooks, parts.usage
+        self.sweeps, self.ray_clusters, self.services = parts.sweeps, parts.ray_clusters, parts.services
 
     async def _compare(self, records: Records) -> Comparison:
         """Before anything is changed: whether the state is the newest."""
@@ -238,9 +214,8 @@ class Agent:
         parts = self._parts
         if parts is not None:
             await parts.engine.close()
-        await self.monitoring.close()
-        await self.kept_environments.close()
-        if parts is not None:
+            await parts.monitoring.close()
+            await parts.kept_environments.close()
             await parts.python_envs.close()
             await parts.code.close()
         await self.cluster.inventory.close()
@@ -258,70 +233,6 @@ class Agent:
     @property
     def safe_mode(self) -> SafeModeControl:
         return self.parts.engine.safe_mode
-
-    @property
-    def reconciler(self) -> Reconciler:
-        return self.parts.reconciler
-
-    @property
-    def jobs(self) -> JobService:
-        return self.parts.jobs
-
-    @property
-    def results(self) -> ResultService:
-        return self.parts.results
-
-    @property
-    def profiling(self) -> Profiling:
-        return self.parts.profiling
-
-    @property
-    def hardware(self) -> HardwareService:
-        return self.parts.hardware
-
-    @property
-    def recipes(self) -> RecipeService:
-        return self.parts.recipes
-
-    @property
-    def planning(self) -> PlanService:
-        return self.parts.planning
-
-    @property
-    def sweeps(self) -> SweepService:
-        return self.parts.sweeps
-
-    @property
-    def ray_clusters(self) -> RayClusters:
-        return self.parts.ray_clusters
-
-    @property
-    def services(self) -> Services:
-        return self.parts.services
-
-    @property
-    def power(self) -> PowerService:
-        return self.parts.power
-
-    @property
-    def usage(self) -> UsageService:
-        return self.parts.usage
-
-    @property
-    def hooks(self) -> HookService:
-        return self.parts.hooks
-
-    @property
-    def code(self) -> Code:
-        return self.parts.code
-
-    @property
-    def python_envs(self) -> PythonEnvService:
-        return self.parts.python_envs
-
-    @property
-    def clock_watch(self) -> ClockWatch:
-        return self.parts.clock_watch
 
     async def run_jobs(self) -> None:
         await self.parts.engine.run()
@@ -370,8 +281,8 @@ class Agent:
     @property
     def _running_commands(self) -> int:
         """What would end with the agent."""
-        benches = self.hardware.running if self._parts else 0
-        return len(self._executions) + benches + self.tunnels.count
+        of_parts = self.hardware.running + self.tunnels.count if self._parts else 0
+        return len(self._executions) + of_parts
 
     async def use_cluster(self, file: ServedFile) -> None:
         await self.cluster.switch(file.path, self._guard(file))
@@ -463,15 +374,15 @@ class Agent:
         execution.cancel()
 
     def cancel_all(self) -> None:
-        self.monitoring.is_ending = True
         self.backups.end()
         if self._parts is not None:
+            self.monitoring.end_streams()
+            self.tunnels.close_all()
             self.code.end()
             self.jobs.end_streams()
             self.sweeps.end_streams()
             self.services.end_streams()
             self.hardware.cancel()
-        self.tunnels.close_all()
         for execution in self._executions.values():
             execution.cancel()
 

@@ -43,14 +43,15 @@ _PAUSES = 20  # a large state gets more time between two backups: so many times 
 
 
 class Backups:
-    def __init__(self, home: StateDir, store: Store) -> None:
+    def __init__(self, home: StateDir, store: Store, may_remove: Callable[[], bool] = lambda: False) -> None:
+        """``may_remove``: whether this machine's clock is to be believed."""
         self._home = home
         self._store = store
         self._source = read_address(home) or home.database
         self._folder = BackupFolder(home.backups)
         self._changes = -1  # of the store, when the last backup was made
         self._is_ending = False
-        self.may_remove: Callable[[], bool] = lambda: False  # whether this machine's clock is to be believed
+        self._may_remove = may_remove
         self.every_s = _EVERY_S
         self.first_s = _FIRST_S
         self.last: Backup | None = None
@@ -96,7 +97,7 @@ class Backups:
             self._check_room()
             target = self._folder.next_path(schema, time.time())
             self.last = backup.make(self._source, target, self._home.identity, lambda: not self._is_ending)
-            self._folder.tidy(time.time() if self.may_remove() else None)
+            self._folder.tidy(time.time() if self._may_remove() else None)
         except Damaged as error:
             self._store.refuse(error.message.partition(" is damaged: ")[2])
         except (UgroError, OSError) as error:

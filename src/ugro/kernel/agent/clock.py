@@ -77,7 +77,7 @@ _REMEDY = "see whether it is right now: timedatectl; if not, set it"
 class ClockWatch:
     def __init__(self, clock: Clock, store: Store, notice_s: Callable[[], float]) -> None:
         """``notice_s``: how long removals are held at least."""
-        self._clock = clock
+        self.clock = clock
         self._store = store
         self._notice_s = notice_s
         self._unsaid: list[Jump] = []
@@ -86,15 +86,15 @@ class ClockWatch:
 
     async def start(self) -> None:
         """Before anything is decided."""
-        jump = self._clock.restore(await self._store.clock.read())
+        jump = self.clock.restore(await self._store.clock.read())
         if jump is not None:
             self._unsaid.append(jump)
         await self._say()
 
     async def run(self) -> None:
         while True:
-            self._clock.look()
-            self._clock.tell()
+            self.clock.look()
+            self.clock.tell()
             try:
                 if self._unsaid or boot_clock_s() - self._saved_s > _SAVE_S:
                     await self._say()
@@ -103,13 +103,13 @@ class ClockWatch:
             await asyncio.sleep(_LOOK_S)
 
     def may_remove(self) -> bool:
-        return self._clock.may_remove(self._notice_s())
+        return self.clock.may_remove(self._notice_s())
 
     def findings(self) -> Iterator[Finding]:
-        reading = self._clock.reading()
-        jump = rules.recent_jump(self._clock.memory, reading.now)
+        reading = self.clock.reading()
+        jump = rules.recent_jump(self.clock.memory, reading.now)
         if self._is_held:
-            jump = self._clock.memory.jump
+            jump = self.clock.memory.jump
         if jump is not None:
             yield Finding("this machine", "clock", Grade.WARNING, self._text(jump), _REMEDY)
 
@@ -120,17 +120,17 @@ class ClockWatch:
             await self._store.jobs.note("clock", text)
             log.warning("%s", text)
             del self._unsaid[0]
-        await self._store.clock.write(self._clock.memory)
+        await self._store.clock.write(self.clock.memory)
 
     @property
     def _is_held(self) -> bool:
-        return rules.is_held(self._clock.memory, self._clock.reading(), self._notice_s())
+        return rules.is_held(self.clock.memory, self.clock.reading(), self._notice_s())
 
     def _text(self, jump: Jump) -> str:
-        held = self._clock.memory.held
+        held = self.clock.memory.held
         if held is None or not self._is_held:
             return f"{jump.text}; time limits and pauses are not changed by that"
-        reading = self._clock.reading()
+        reading = self.clock.reading()
         left_s = rules.held_until_s(held, reading, self._notice_s()) - reading.now.boot_s
         return f"{jump.text}; time limits and pauses are not changed by that, and nothing old is removed for " + (
             format_duration(left_s)

@@ -99,23 +99,31 @@ class Needs:
     variables: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Helpers:
+    """What else takes part in a submission."""
+
+    code: Code | None = None
+    cache: ResultCache | None = None
+    forecasts: Forecasts | None = None
+    envs: PythonEnvService | None = None  # makes the environments of its jobs
+
+
 class SubmissionReader:
     def __init__(
         self,
         store: Store,
         scheduler_input: SchedulerInput,
         cluster: Cluster,
-        code: Code | None = None,
-        cache: ResultCache | None = None,
-        forecasts: Forecasts | None = None,
+        helpers: Helpers,
     ) -> None:
-        self.envs: PythonEnvService | None = None  # that makes the environments of its jobs
+        self._envs = helpers.envs
         self._visible = VisibleJobs(store)
-        self._cache = cache
-        self._forecasts = forecasts
+        self._cache = helpers.cache
+        self._forecasts = helpers.forecasts
         self._scheduler_input = scheduler_input
         self._cluster = cluster
-        self._code = code
+        self._code = helpers.code
 
     async def spec(self, submit: Submit, taken: Taken | None = None) -> JobSpec | Needs:
         """``taken``: code snapshots shared by jobs that are submitted together."""
@@ -250,15 +258,15 @@ class SubmissionReader:
     def progress(self, job: Job) -> str | None:
         """What is done before it can start on its nodes, in words."""
         sending = self._code.progress(job) if self._code is not None else None
-        if sending is not None or self.envs is None or job.spec.environment is None or job.placement is None:
+        if sending is not None or self._envs is None or job.spec.environment is None or job.placement is None:
             return sending
-        return self.envs.progress(job.placement.nodes)
+        return self._envs.progress(job.placement.nodes)
 
     async def upgraded(self, spec: JobSpec, user: str) -> JobSpec:
         """Resolves its environment again if it asks for that: once, not for each of its attempts. Raises EnvFailed."""
-        if spec.environment is None or not spec.environment.upgrade or self.envs is None:
+        if spec.environment is None or not spec.environment.upgrade or self._envs is None:
             return spec
-        await self.envs.upgrade(spec.environment, user)
+        await self._envs.upgrade(spec.environment, user)
         return replace(spec, environment=replace(spec.environment, upgrade=False))
 
     async def about(self, spec: JobSpec, submit: Submit) -> About:

@@ -9,8 +9,8 @@ import asyncio
 import difflib
 import logging
 import os
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ugro.kernel.access.model import account_of, node_of
@@ -40,14 +40,21 @@ class Change:
         return bool(self.added or self.removed or self.redialled)
 
 
+@dataclass(frozen=True, slots=True)
+class KnownLogins:
+    """The logins that jobs were started through; they change as jobs come and go."""
+
+    used: set[str] = field(default_factory=set)  # each is opened when it is asked for
+    unclear: set[str] = field(default_factory=set)  # those of them that may have something of a job
+
+
 class Inventory:
-    def __init__(self, environment: Callable[[], Mapping[str, str]]) -> None:
+    def __init__(self, environment: Callable[[], Mapping[str, str]], ssh_config: str | None = None) -> None:
         self._environment = environment
-        self.ssh_config: str | None = None  # used instead of the file that the configuration names
+        self.ssh_config = ssh_config  # used instead of the file that the configuration names
         self._nodes: dict[str, Node] = {}
         self._logins: dict[str, Node] = {}
-        # Whether a job was ever started through a login: then it is opened when it is asked for.
-        self.knows_login: Callable[[str], bool] = lambda name: False
+        self.known_logins = KnownLogins()
         self._dialling: Dialling | None = None
 
     def __iter__(self) -> Iterator[Node]:
@@ -99,7 +106,7 @@ class Inventory:
         """A node, or a login that is open or can be opened again."""
         if (node := self._nodes.get(name) or self._logins.get(name)) is not None:
             return node
-        return self.open_login(name) if self.knows_login(name) else None
+        return self.open_login(name) if name in self.known_logins.used else None
 
     def get(self, name: str) -> Node:
         return self.find(name) or self.named(name)
@@ -223,22 +230,25 @@ class _Loaded:
 
 
 class Cluster:
-    def __init__(self, path: Path | None, guard: Guard | None = None) -> None:
+    def __init__(
+        self,
+        path: Path | None,
+        guard: Guard | None = None,
+        found: Callable[[Config], Sequence[NodeSpec]] = lambda config: (),
+    ) -> None:
+        """``found`` returns the nodes that joined by themselves."""
         self.error: ConfigError | None = None
         self.guard = guard
         self._environment: dict[str, str] = {}
-        self.inventory = Inventory(lambda: self._environment)
         self._stamps = [_stamp(path)]
         loaded = _load(path, guard)
         self.config: Config = loaded.config
-        self.inventory.ssh_config = loaded.ssh_config
-        self.found: Callable[[Config], Sequence[NodeSpec]] = lambda config: ()  # nodes that joined by themselves
-        # Waits a little for machines that may be about to join.
-        self.settled: Callable[[], Awaitable[None]] = _is_settled
+        self.inventory = Inventory(lambda: self._environment, loaded.ssh_config)
+        self._found = found
         self._changing = asyncio.Lock()
 
     async def start(self) -> None:
-        await self.inventory.apply(self.config, self.found(self.config))
+        await self.inventory.apply(self.config, self._found(self.config))
 
     async def take_up_found(self) -> None:
         """After a change of what ``found`` returns."""
@@ -299,15 +309,11 @@ class Cluster:
     async def _apply(self, loaded: _Loaded, error: ConfigError | None = None) -> None:
         self.config, self.error = loaded.config, error
         self.inventory.ssh_config = loaded.ssh_config
-        change = await self.inventory.apply(loaded.config, self.found(loaded.config))
+        change = await self.inventory.apply(loaded.config, self._found(loaded.config))
         log.info(
             "configuration taken up: added %s, removed %s, redialled %s",
             list(change.added), list(change.removed), list(change.redialled),
         )
-
-
-async def _is_settled() -> None:
-    pass
 
 
 def _load(path: Path | None, guard: Guard | None) -> _Loaded:

@@ -20,6 +20,7 @@ from ugro.kernel.links.model import HostKey, NodeReport, NodeSpec
 from ugro.kernel.links.node import Dialling, Node
 from ugro.kernel.links.reports import HealthCheck
 from ugro.kernel.links.transport import SshOptions, ssh_command
+from ugro.kernel.support.aio import ChangeSignal
 from ugro.kernel.support.errors import NotAllowed, UgroError, Unreachable, UsageError
 
 
@@ -205,16 +206,44 @@ def host_spec(word: str, remote_root: str) -> NodeSpec:
     return NodeSpec(name=word, host=to.host, user=to.user, port=to.port, remote_root=remote_root)
 
 
-async def _nothing(name: str) -> NodeSpec | None:
-    return None
+class Examiner:
+    """Probes hosts that are not (yet) part of the cluster."""
 
-
-class Hosts:
     def __init__(self, cluster: Cluster, health: HealthCheck) -> None:
         self._cluster = cluster
         self._health = health
-        self.found: Callable[[str], Awaitable[NodeSpec | None]] = _nothing  # machines that were found, by their names
-        self.on_trusted: Callable[[], None] = lambda: None
+        self.trusted = ChangeSignal()  # some host key was accepted
+
+    async def examine(
+        self, specs: Sequence[NodeSpec], ssh_config: str | None = None
+    ) -> AsyncGenerator[list[NodeReport]]:
+        dialling = self.dialling(ssh_config)
+        nodes = [Node(spec, dialling) for spec in specs]
+        try:
+            # A first connection may take longer than a probe over an open link.
+            timeout_s = 2 * self._cluster.config.ssh.connect_timeout + self._cluster.config.health_check.timeout
+            async with contextlib.aclosing(self._health.reports(nodes, timeout_s=timeout_s)) as batches:
+                async for reports in batches:
+                    yield reports
+        finally:
+            await asyncio.gather(*(node.close() for node in nodes))
+
+    def dialling(self, ssh_config: str | None) -> Dialling:
+        dialling = self._cluster.inventory.dialling(self._cluster.config)
+        if ssh_config is None:
+            return dialling
+        return replace(dialling, options=replace(dialling.options, config_file=ssh_config))
+
+
+class Hosts:
+    def __init__(
+        self, cluster: Cluster, examiner: Examiner, found: Callable[[str], Awaitable[NodeSpec | None]]
+    ) -> None:
+        """``found`` returns a machine that was found, by its name."""
+        self._cluster = cluster
+        self._examiner = examiner
+        self._found = found
+        self.examine = examiner.examine
 
     async def host_key(self, word: str, ssh_config: str | None = None) -> HostKey:
         """Of a node, of a machine that was found, or of another host that ssh finds by this word."""
@@ -232,30 +261,15 @@ class Hosts:
         for node in (*self._cluster.inventory, *self._cluster.inventory.logins):
             if node.link is None:  # it may be this host by another name, or behind it
                 node.wake()
-        self.on_trusted()
+        self._examiner.trusted.notify()
         return key
-
-    async def examine(
-        self, specs: Sequence[NodeSpec], ssh_config: str | None = None
-    ) -> AsyncGenerator[list[NodeReport]]:
-        """Probes hosts that are not (yet) part of the cluster."""
-        dialling = self._dialling(ssh_config)
-        nodes = [Node(spec, dialling) for spec in specs]
-        try:
-            # A first connection may take longer than a probe over an open link.
-            timeout_s = 2 * self._cluster.config.ssh.connect_timeout + self._cluster.config.health_check.timeout
-            async with contextlib.aclosing(self._health.reports(nodes, timeout_s=timeout_s)) as batches:
-                async for reports in batches:
-                    yield reports
-        finally:
-            await asyncio.gather(*(node.close() for node in nodes))
 
     async def _way(self, word: str, ssh_config: str | None) -> Way:
         node = next((one for one in self._cluster.inventory if one.spec.name == word), None)
-        spec = node.spec if node is not None else await self.found(word) or self._host(word)
+        spec = node.spec if node is not None else await self._found(word) or self._host(word)
         if spec.transport != "ssh":
             raise NotAllowed("is not reached by ssh and has no host key", subject=word)
-        dialling = self._dialling(ssh_config)
+        dialling = self._examiner.dialling(ssh_config)
         return Way(spec, dialling.options, dialling.environment())
 
     def _host(self, word: str) -> NodeSpec:
@@ -263,9 +277,3 @@ class Hosts:
             return host_spec(word, self._cluster.config.remote_root)
         except UsageError:
             return self._cluster.inventory.named(word).spec  # raises: it is no node either
-
-    def _dialling(self, ssh_config: str | None) -> Dialling:
-        dialling = self._cluster.inventory.dialling(self._cluster.config)
-        if ssh_config is None:
-            return dialling
-        return replace(dialling, options=replace(dialling.options, config_file=ssh_config))

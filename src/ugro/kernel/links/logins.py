@@ -40,37 +40,34 @@ class Logins:
         self._inventory = watch.inventory
         self._watch = watch
         self._idle_s = idle_s
-        self._used: set[str] = set()  # every login that a job was started through
-        self._unclear: set[str] = set()  # those of them that may have something of a job
+        self._known = self._inventory.known_logins
         self._unheard: set[str] = set()  # those of them that have to be asked
         self._needed_at: dict[str, float] = {}
         self._refused: dict[str, NoLogin] = {}  # those that were refused for good while their nodes were awake
         self._nodes: dict[str, Node] = {}  # at the last look
         self._looked_at = float("-inf")
         self._clear: Callable[[str], Awaitable[None]] = _forget
-        self._inventory.knows_login = self._used.__contains__
-        watch.may_have_runs = self._unclear.__contains__
 
     def remember(self, recorded: Mapping[str, bool], clear: Callable[[str], Awaitable[None]]) -> None:
         """Those of agents before this one, and whether they are clear: the others are asked what runs there.
 
         ``clear`` records that one has nothing.
         """
-        self._used.update(recorded)
-        self._unclear.update(name for name, is_clear in recorded.items() if not is_clear)
+        self._known.used.update(recorded)
+        self._known.unclear.update(name for name, is_clear in recorded.items() if not is_clear)
         self._clear = clear
 
     def placed(self, placement: Placement) -> None:
         self._note_used({name for name in placement.nodes if account_of(name)})
 
     def _note_used(self, names: set[str]) -> None:
-        self._used |= names
-        self._unclear |= names
+        self._known.used.update(names)
+        self._known.unclear.update(names)
 
     @property
     def are_possible(self) -> bool:
         """Most clusters have none, and thousands of jobs that need not be looked at for them."""
-        return bool(self._used or self._inventory.logins or any(node.spec.account for node in self._inventory))
+        return bool(self._known.used or self._inventory.logins or any(node.spec.account for node in self._inventory))
 
     def keep_up(self, holding: Iterable[Job], waiting: Collection[Seeker]) -> list[str]:
         """Opens what is needed; returns what can be closed."""
@@ -87,7 +84,7 @@ class Logins:
         self._looked_at = now
         self._rest_with_nodes()
         idle = [login.spec.name for login in self._inventory.logins if self._is_idle(login, now)]
-        return [name for name in idle if name not in self._unclear or not self._may_say_more(name)]
+        return [name for name in idle if name not in self._known.unclear or not self._may_say_more(name)]
 
     def _may_say_more(self, name: str) -> bool:
         return self._watch.has_runs(name) and not self._watch.is_refused(name)
@@ -104,10 +101,10 @@ class Logins:
 
         One that nobody is let in by may have something: it is asked when its node is new, or the agent starts.
         """
-        if name in self._unclear and not self._watch.is_refused(name):
-            self._unclear.discard(name)
+        if name in self._known.unclear and not self._watch.is_refused(name):
+            self._known.unclear.discard(name)
             await self._clear(name)
-            if name in self._unclear:  # a job was placed there meanwhile
+            if name in self._known.unclear:  # a job was placed there meanwhile
                 return
         self._needed_at.pop(name, None)
         await self._inventory.close_login(name)
@@ -120,8 +117,8 @@ class Logins:
         nodes = {node.spec.name: node for node in self._inventory}
         new = {name for name, node in nodes.items() if self._nodes.get(name) is not node}
         if self._nodes:  # not at the agent's start
-            self._unclear.update(name for name in self._used if node_of(name) in new)
-        self._unheard.update(name for name in self._unclear if node_of(name) in new)
+            self._known.unclear.update(name for name in self._known.used if node_of(name) in new)
+        self._unheard.update(name for name in self._known.unclear if node_of(name) in new)
         self._nodes = nodes
 
     def _rest_with_nodes(self) -> None:

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from typing import Any
 from weakref import WeakKeyDictionary
 
 from ugro.features.environments.service.installed import NodeModules
@@ -46,28 +47,38 @@ class Ranks:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeNotes:
+    """What others know of a node, beside what it says itself."""
+
+    ranks: Callable[[str], Ranks] = lambda node: Ranks()
+    refusal: Callable[[str], RemoteFailure | None] = lambda node: None  # why a node refuses this agent
+    # Of nodes with these GPUs, by uuid: how fast each was measured to be.
+    speeds: Callable[[Callable[[], GpusOfNodes]], Mapping[str, float]] = lambda gpus: {}
+    has_jobs: Callable[[str], bool] = lambda node: False  # whether some of our jobs hold devices there
+    owner: Callable[[str], OwnerReport | None] = lambda node: None  # who uses it besides us
+    power: Callable[[str], PowerReport | None] = lambda node: None  # whether it sleeps
+    # The runs that it reports and that were never placed there.
+    strange_runs: Callable[[str], StrangeRuns | None] = lambda node: None
+
+
+_NO_NOTES = NodeNotes()
+
+
+@dataclass(frozen=True, slots=True)
 class _Probing:
     timeout_s: float
     patiently: bool
 
 
 class HealthCheck:
-    def __init__(self, cluster: Cluster, store: Store) -> None:
+    def __init__(self, cluster: Cluster, store: Store, notes: NodeNotes = _NO_NOTES) -> None:
         self._cluster = cluster
         self._store = store
+        self.notes = notes
         # By node and not by name, so that a node that was changed or only examined leaves nothing behind.
         self._reports: WeakKeyDictionary[Node, tuple[float, NodeReport]] = WeakKeyDictionary()
         self._gpus: WeakKeyDictionary[Node, frozenset[str]] = WeakKeyDictionary()  # the UUIDs seen last
         self._agent_id: str | None = None
-        self.ranks: Callable[[str], Ranks] = lambda node: Ranks()
-        self.refusal: Callable[[str], RemoteFailure | None] = lambda node: None  # why a node refuses this agent
-        # Of nodes with these GPUs, by uuid: how fast each was measured to be.
-        self.speeds: Callable[[Callable[[], GpusOfNodes]], Mapping[str, float]] = lambda gpus: {}
-        self.has_jobs: Callable[[str], bool] = lambda node: False  # whether some of our jobs hold devices there
-        self.owner: Callable[[str], OwnerReport | None] = lambda node: None  # who uses it besides us
-        self.power: Callable[[str], PowerReport | None] = lambda node: None  # whether it sleeps
-        # The runs that it reports and that were never placed there.
-        self.strange_runs: Callable[[str], StrangeRuns | None] = lambda node: None
 
     async def reports(
         self, nodes: Iterable[Node], *, timeout_s: float | None = None, patiently: bool = False
@@ -88,10 +99,7 @@ class HealthCheck:
                 done, checks = await asyncio.wait(checks, return_when=asyncio.FIRST_COMPLETED)
                 seconds = self.second_names()
                 found = [check.result() for check in done]
-                yield [
-                    replace(one, same_as=seconds.get(one.name), owner=self.owner(one.name), power=self.power(one.name))
-                    for one in found
-                ]
+                yield [replace(one, same_as=seconds.get(one.name), **self._noted(one.name)) for one in found]
         finally:
             for check in checks:
                 check.cancel()
@@ -100,7 +108,9 @@ class HealthCheck:
         """The node with the lowest cost, from reports no older than ``max_age_s``."""
         reports = await self.recent(max_age_s=max_age_s)
         own = [report for report in reports if report.same_as is None]
-        speeds = self.speeds(lambda: {one.name: tuple(gpu.uuid for gpu in one.facts.gpus) for one in own if one.facts})
+        known = ((one.name, one.facts) for one in own)
+        gpus = {name: tuple(gpu.uuid for gpu in facts.gpus) for name, facts in known if facts is not None}
+        speeds = self.notes.speeds(lambda: gpus)
         candidates = [replace(Candidate.of(report), speed=speeds.get(report.name, 1.0)) for report in own]
         settings = self._cluster.config.health_check
         return best_node(candidates, cpu_weight=settings.cpu_weight, gpu_weight=settings.gpu_weight)
@@ -118,15 +128,17 @@ class HealthCheck:
                 report,
                 drained=drained.get(report.name),
                 same_as=seconds.get(report.name),
-                owner=self.owner(report.name),
-                power=self.power(report.name),
+                **self._noted(report.name),
             )
             for _, report in (self._reports[node] for node in nodes if node in self._reports)
         ]
 
+    def _noted(self, name: str) -> dict[str, Any]:
+        return {"owner": self.notes.owner(name), "power": self.notes.power(name)}
+
     def second_names(self, has_jobs: Callable[[str], bool] | None = None) -> dict[str, str]:
         """For each node that is another name for the machine of a node: the name under which that is used."""
-        has_jobs = has_jobs or self.has_jobs
+        has_jobs = has_jobs or self.notes.has_jobs
         boots = Counter(node.machine.boot_id for node in self._cluster.inventory if node.machine is not None)
         return second_names([one for one in self.sightings(has_jobs) if boots[one.machine.boot_id] > 1])
 
@@ -161,21 +173,21 @@ class HealthCheck:
 
     async def _report(self, node: Node, drained: str | None, how: _Probing) -> NodeReport:
         spec = node.spec
-        if (power := self.power(spec.name)) is not None and not power.is_awake:
+        if (power := self.notes.power(spec.name)) is not None and not power.is_awake:
             return _asleep(node, power, drained)  # not dialled: that could wake it
         try:
             facts = await _probe(node, how)
-            if (refusal := self.refusal(spec.name)) is not None:
+            if (refusal := self.notes.refusal(spec.name)) is not None:
                 raise refusal
         except (Unreachable, TimedOut, RemoteFailure) as error:
             return _unreachable(node, error, drained)
         quality = node.quality
-        ranks = self.ranks(spec.name)
+        ranks = self.notes.ranks(spec.name)
         facts = replace(facts, rank_processes=ranks.alive)
         facts = with_other_holders(facts, await self._agent(), spec.name)
         if facts.gpu_error is None:
             self._gpus[node] = frozenset(gpu.uuid for gpu in facts.gpus if gpu.uuid)
-        strange = self.strange_runs(spec.name)
+        strange = self.notes.strange_runs(spec.name)
         verdict = assess(facts, quality, ranks_expected=ranks.expected, strange_runs=str(strange) if strange else None)
         return NodeReport(
             name=spec.name,
@@ -277,21 +289,26 @@ class Seen:
 
 
 _NOTHING = Seen()
-Pace = Callable[[Node], float | None]
+Pace = Callable[[Node], float | None]  # after how many seconds a node is asked again; None: not until its link is back
 _Holders = dict[str, frozenset[str]]  # by node, the ids of jobs
 
 
+def usual_pace(node: Node) -> float | None:
+    return None if node.link is None else _REFRESH_S
+
+
 class NodeReports:
-    def __init__(self, jobs: JobStore, cluster: Cluster, health: HealthCheck) -> None:
+    def __init__(
+        self, jobs: JobStore, cluster: Cluster, health: HealthCheck, pace: Pace, on_news: Callable[[], None]
+    ) -> None:
+        """``on_news`` is called whenever a report may change what can start."""
         self._jobs = jobs
         self._cluster = cluster
         self._health = health
-        self.on_news: Callable[[], None] | None = None
-        self.modules = NodeModules()
-        self.modules.on_news = self._tell
-        self.on_reports: Callable[[list[NodeReport]], None] | None = None
-        # After how many seconds a node is asked again; None: not until its link is back.
-        self.pace: Pace = lambda node: None if node.link is None else _REFRESH_S
+        self._on_news = on_news
+        self.modules = NodeModules(on_news)
+        self._listeners: list[Callable[[list[NodeReport]], None]] = []
+        self.pace = pace
         # By node and not by name: a node whose address has changed may be another machine.
         self._seen: WeakKeyDictionary[Node, Seen] = WeakKeyDictionary()
         self._first_asked: WeakKeyDictionary[Node, float] = WeakKeyDictionary()
@@ -300,6 +317,9 @@ class NodeReports:
         self._news = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._is_closed = False
+
+    def listen(self, on_reports: Callable[[list[NodeReport]], None]) -> None:
+        self._listeners.append(on_reports)
 
     def start(self) -> None:
         """Starts refreshing, or restarts it if a bug ended it."""
@@ -411,13 +431,9 @@ class NodeReports:
             self._seen[node] = Seen(report, facts, jobs, time.monotonic())
             self._asking.discard(node)
         self._news.set()
-        if self.on_reports is not None:
-            self.on_reports(list(reports))
-        self._tell()
-
-    def _tell(self) -> None:
-        if self.on_news is not None:
-            self.on_news()
+        for on_reports in self._listeners:
+            on_reports(list(reports))
+        self._on_news()
 
     async def _holders(self) -> _Holders:
         found: dict[str, set[str]] = {}

@@ -95,7 +95,7 @@ class Tunnels:
     def __init__(
         self,
         cluster: Cluster,
-        identity: Callable[[], Identity],
+        identity: Identity,
         find_job: Callable[[str], Awaitable[Job]],
         login_for: LoginFor,
     ) -> None:
@@ -124,7 +124,7 @@ class Tunnels:
         taker = self._take(named.spec.name)
         with contextlib.ExitStack() as unless_open:
             unless_open.callback(self._give_back, taker)
-            duplex = await connect(node, self._identity(), target, ready_s=ready_s)
+            duplex = await connect(node, self._identity, target, ready_s=ready_s)
             unless_open.pop_all()
         self._open[duplex] = taker
         return duplex

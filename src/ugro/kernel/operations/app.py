@@ -160,9 +160,9 @@ def _add_all_job_routes(app: FastAPI, agent: Agent) -> None:
     add_result_routes(app, agent.jobs, agent.results)
     add_result_file_routes(app, agent.jobs, agent.results)
     add_note_routes(app, agent.jobs, agent.store.notes)
-    add_profile_routes(app, agent.jobs, agent.profiling)
-    add_planning_routes(app, agent.planning)
-    add_recipe_routes(app, agent.recipes)
+    add_profile_routes(app, agent.jobs, agent.parts.profiling)
+    add_planning_routes(app, agent.parts.planning)
+    add_recipe_routes(app, agent.parts.recipes)
     add_sweep_routes(app, agent.sweeps)
     add_service_routes(app, agent.services)
 
@@ -187,11 +187,11 @@ def _add_agent_routes(app: FastAPI, agent: Agent) -> None:
     @app.get("/v1/agent/reconcile")
     async def reconciliation() -> Response:
         """What each decision would do."""
-        return json_response(await agent.reconciler.plan())
+        return json_response(await agent.parts.reconciler.plan())
 
     @app.post("/v1/agent/reconcile")
     async def reconcile(body: ReconcileBody) -> Response:
-        decide = agent.reconciler.adopt if body.how == "adopt" else agent.reconciler.forget
+        decide = agent.parts.reconciler.adopt if body.how == "adopt" else agent.parts.reconciler.forget
         return json_response(await decide(skips_unasked=body.skip_unreachable))
 
     @app.post("/v1/dashboard")

@@ -41,7 +41,7 @@ from ugro.kernel.store.connection import (
 )
 from ugro.kernel.store.engine import SqliteConnection, connect_plainly, migrate
 from ugro.kernel.store.examine import Examined
-from ugro.kernel.store.postgres_connection import FUNCTIONS, PostgresConnection, migration
+from ugro.kernel.store.postgres_connection import FUNCTIONS, PostgresConnection, connected, migration
 from ugro.kernel.support.errors import NotAllowed, NotFound, StoreAway, UgroError
 
 log = logging.getLogger(__name__)
@@ -332,7 +332,7 @@ def connect(address: PostgresAddress) -> PostgresConnection:
     if (password := address.password()) is not None:
         more["password"] = password
     name = f"ugro agent {os.getpid()} on {socket.gethostname()}"
-    raw = psycopg.connect(address.url, autocommit=True, application_name=name[:63], **more)
+    raw = connected(address.url, application_name=name[:63], **more)
     try:
         _prepare(raw, address.url)
     except (psycopg.Error, UgroError):

@@ -114,12 +114,14 @@ class _Cursor(psycopg.RawCursor[Any]):
     """Placeholders are numbered, as ``translated`` writes them."""
 
 
+def connected(url: str, **more: Any) -> psycopg.Connection[Any]:
+    return psycopg.connect(url, autocommit=True, cursor_factory=_Cursor, row_factory=_rows, **more)
+
+
 class PostgresConnection:
     """Raises ConnectionLost if the session is over, or takes no writes any more."""
 
     def __init__(self, raw: psycopg.Connection[Any]) -> None:
-        raw.cursor_factory = _Cursor
-        raw.row_factory = _rows
         self.raw = raw
         self.total_changes = 0
         self.has_written = False  # since the transaction began

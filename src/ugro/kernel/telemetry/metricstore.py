@@ -161,12 +161,15 @@ def node_owner(node: str) -> str:
 
 
 class MetricStore:
-    def __init__(self, path: Path) -> None:
+    def __init__(
+        self, path: Path, before_take: Callable[[Mapping[SeriesKey, Points]], Awaitable[None]] | None = None
+    ) -> None:
+        """``before_take`` sees all points."""
         self._path = path
+        self._before_take = before_take
         self._writing, self._reading = _connections(path)
         self._replacing = asyncio.Lock()
         self._on_change: Callable[[frozenset[str]], None] = lambda owners: None
-        self.before_take: Callable[[Mapping[SeriesKey, Points]], Awaitable[None]] | None = None  # sees all points
 
     async def open(self) -> None:
         """A damaged file is moved aside: the metrics of jobs are read again from their files."""
@@ -224,8 +227,8 @@ class MetricStore:
 
     async def take(self, batch: Batch) -> None:
         """Adds points, and records how far their files have been read, in one transaction."""
-        if self.before_take is not None and batch.points:
-            await self.before_take(batch.points)
+        if self._before_take is not None and batch.points:
+            await self._before_take(batch.points)
         await self._write(lambda db: _take(db, batch))
         self._on_change(frozenset(key.owner for key in batch.points) | batch.parameters.keys())
 

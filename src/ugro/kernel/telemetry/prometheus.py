@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import ugro
 from ugro.features.alerts.channels import Notifier
@@ -36,20 +37,29 @@ Services = Callable[[], Awaitable[Sequence[ServiceReport]]]  # those that are no
 Usage = Callable[[], Awaitable[Mapping[str, Tally]]]  # by user
 
 
+@dataclass(frozen=True, slots=True)
+class Sources:
+    """Who has figures besides the store."""
+
+    monitor: Monitor
+    energy: Callable[[], Mapping[int, float]]  # what jobs used, in joules
+    exports: Callable[[], Mapping[str, Figures]]
+    measured: MeasuredHardware
+
+
 class PrometheusMetrics:
     def __init__(
         self,
         store: Store,
         live: LiveJobs,
-        monitor: Monitor,
+        sources: Sources,
         metrics: MetricStore,
         notifier: Notifier,
-        energy: Callable[[], Mapping[int, float]],
     ) -> None:
-        """``energy``: what jobs used, in joules."""
         self._store = store
         self._live = live
-        self._monitor = monitor
+        self._sources = sources
+        self._monitor = sources.monitor
         self._metrics = metrics
         self._notifier = notifier
         self._started_at = time.time()
@@ -57,12 +67,9 @@ class PrometheusMetrics:
         self._durations = {str(state): Histogram(SECONDS) for state in FINAL_STATES}
         self._syncs = Histogram(SHORT_SECONDS)
         self._place = 0  # the last event that was counted
-        self.measured: MeasuredHardware | None = None
         self.services: Services | None = None
         self.usage: Usage | None = None
-        self.exports: Callable[[], Mapping[str, Figures]] = dict
         self._counting = asyncio.Lock()  # two scrapes at once must not count an end twice
-        self._energy = energy
 
     def observe_sync(self, seconds: float) -> None:
         """Code has been sent to a node."""
@@ -80,10 +87,10 @@ class PrometheusMetrics:
                 *_of_gpus(self._monitor.reports),
                 *self._of_all_jobs(self._live.states()),
                 *_of_running(running, curves),
-                _energy_of(running, self._energy()),
+                _energy_of(running, self._sources.energy()),
                 *(of_services(await self.services()) if self.services else ()),
                 *(of_usage(await self.usage()) if self.usage else ()),
-                *(await self._of_hardware(self.measured) if self.measured else ()),
+                *await self._of_hardware(self._sources.measured),
                 *self._of_agent(await self._metrics.size_bytes()),
             ]
         )
@@ -134,7 +141,7 @@ class PrometheusMetrics:
         for (channel, outcome), count in sorted(self._notifier.outcomes.items()):
             sent.add(count, channel=channel, outcome=outcome)
         yield sent
-        yield from _of_exports(self.exports())
+        yield from _of_exports(self._sources.exports())
 
 
 def _of_exports(exports: Mapping[str, Figures]) -> Iterator[Family]:

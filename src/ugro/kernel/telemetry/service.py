@@ -7,14 +7,14 @@ import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ugro.features.alerts.channels import Message, Notifier
 from ugro.features.alerts.config import LOG
 from ugro.features.alerts.model import Tried
-from ugro.features.alerts.service import JobNotifications, Monitor
+from ugro.features.alerts.service import JobNotifications, Monitor, Sources
 from ugro.features.hardware.service import MeasuredHardware
 from ugro.features.trackers.service import ExportService
 from ugro.features.training.rules_energy import Price
@@ -22,10 +22,9 @@ from ugro.features.training.service import EnergyService, Headlines
 from ugro.kernel.access.caller import viewer
 from ugro.kernel.access.model import node_of
 from ugro.kernel.files.results.log_stream import agent_stops
-from ugro.kernel.jobs.engine.reconciler import Engine
+from ugro.kernel.jobs.engine.live_jobs import LiveJobs
 from ugro.kernel.jobs.engine.rules.attempt import RunState
 from ugro.kernel.jobs.engine.run_tracker import RunTracker
-from ugro.kernel.jobs.engine.scheduler_input import SchedulerInput
 from ugro.kernel.jobs.model import Job, JobState
 from ugro.kernel.jobs.store import EndStore, JobStore
 from ugro.kernel.links.cluster import Cluster
@@ -40,6 +39,7 @@ from ugro.kernel.telemetry.curves import Curve, KeySummary, Wanted
 from ugro.kernel.telemetry.metricstore import JOB, MetricStore, job_owner, node_owner
 from ugro.kernel.telemetry.model import Measured, is_averaged, is_internal
 from ugro.kernel.telemetry.prometheus import PrometheusMetrics, Services, Usage
+from ugro.kernel.telemetry.prometheus import Sources as Figures
 
 # --- metrics ingest ---------------------------------------------------------------------------------------------------
 # Reads metrics from the collected files of jobs while they run, and again after they have ended.
@@ -113,54 +113,50 @@ _ALIVE = (RunState.STARTING, RunState.RUNNING)
 
 
 class MonitoringService:
-    def __init__(self, home: StateDir, store: Store, cluster: Cluster) -> None:
+    def __init__(
+        self,
+        home: StateDir,
+        store: Store,
+        cluster: Cluster,
+        live: LiveJobs,
+        sources: Sources,
+        measured: MeasuredHardware,
+    ) -> None:
         self._store = store
         self._cluster = cluster
-        self.metrics = MetricStore(home.metrics)
-        self._collector = Collector(home.jobs, self.metrics)
-        self.energy = EnergyService(home.jobs, store.jobs, self.metrics, lambda: _price(cluster))
-        self.energy.on_change = lambda jobs: self._note_grown(frozenset(map(job_owner, jobs)))
-        self.headlines = Headlines(home.jobs, self.metrics, lambda: self.monitor.reports, self.energy.brief)
-        self.notifier = Notifier(lambda: cluster.config.channels)
+        self.live = live
+        self._rounds = sources.rounds
         self.export = ExportService(
             home.path / "export",
             lambda: cluster.config.export,
             lambda: cluster.config.cluster.name,
             lambda text: store.jobs.note("export", text),
         )
-        self.metrics.before_take = self.export.take
+        self.metrics = MetricStore(home.metrics, self.export.take)
+        collector = self._collector = Collector(home.jobs, self.metrics)
+
+        def on_energy(jobs: Iterable[int]) -> None:
+            self._note_grown(frozenset(map(job_owner, jobs)))
+
+        self.energy = EnergyService(home.jobs, store.jobs, self.metrics, lambda: _price(cluster), on_energy)
+        notifier = self.notifier = Notifier(lambda: cluster.config.channels)
+        self.monitor = monitor = Monitor(cluster, sources, store.alerts, self.metrics, notifier)
+        self.headlines = Headlines(home.jobs, self.metrics, lambda: monitor.reports, self.energy.brief)
+        figures = Figures(monitor, lambda: self.energy.totals, self.export.figures, measured)
+        self.parts = _Parts(
+            JobNotifications(store, cluster, notifier, live.changed),
+            MetricsIngest(collector, store.jobs, store.ends, live.holding),
+            PrometheusMetrics(store, live, figures, self.metrics, notifier),
+        )
         self.grown = ChangeSignal()  # the metrics of some job
         self._grown: dict[int, int] = {}  # by job, the count of ``grown`` when its curves grew
         self._grown_lately: deque[tuple[float, int]] = deque()  # when, and the count before
         self.on_removed: list[Callable[[Sequence[int]], None]] = []
-        self._parts: _Parts | None = None
-        self.is_ending = False
+        self._is_ending = False
 
-    async def open(self, engine: Engine, scheduler_input: SchedulerInput) -> None:
+    async def open(self) -> None:
         await self.metrics.open()
         self.metrics.listen(self._note_grown)
-        monitor = Monitor(
-            self._cluster,
-            scheduler_input.reports,
-            self._store.alerts,
-            self.metrics,
-            self.notifier,
-            lambda: engine.live.count,
-        )
-        monitor.may_remove = scheduler_input.clock.may_remove
-        scheduler_input.clock.listen(monitor.clock_was_set)
-        notifications = JobNotifications(self._store, self._cluster, self.notifier, engine.changed)
-        ingest = MetricsIngest(self._collector, self._store.jobs, self._store.ends, engine.live.holding)
-        prometheus = PrometheusMetrics(
-            self._store, engine.live, monitor, self.metrics, self.notifier, lambda: self.energy.totals
-        )
-        prometheus.exports = self.export.figures
-        self._parts = _Parts(engine, monitor, notifications, ingest, prometheus)
-
-    def use_figures(self, measured: MeasuredHardware) -> None:
-        """What was measured of the nodes' hardware, for alerts and Prometheus."""
-        self.monitor.slower = measured.findings
-        self.parts.prometheus.measured = measured
 
     def use_services(self, services: Services) -> None:
         """What services do, for Prometheus."""
@@ -174,7 +170,7 @@ class MonitoringService:
         parts = self.parts
         async with asyncio.TaskGroup() as group:
             works = (
-                *(parts.monitor.run, parts.notifications.run, parts.ingest.run, self.energy.run, self._note_work),
+                *(self.monitor.run, parts.notifications.run, parts.ingest.run, self.energy.run, self._note_work),
                 self.export.run,
             )
             for work in works:
@@ -182,17 +178,11 @@ class MonitoringService:
 
     async def close(self) -> None:
         await self.notifier.close()
-        if self._parts is not None:
-            await self.metrics.close()
+        await self.metrics.close()
 
-    @property
-    def parts(self) -> _Parts:
-        assert self._parts is not None, "the agent has not started"
-        return self._parts
-
-    @property
-    def monitor(self) -> Monitor:
-        return self.parts.monitor
+    def end_streams(self) -> None:
+        self._is_ending = True
+        self.grown.notify()
 
     def forget_jobs(self, jobs: Sequence[int]) -> None:
         """To be called when jobs have been removed."""
@@ -248,12 +238,12 @@ class MonitoringService:
         Each line has the number of the last event before it. Only events are numbered: a client that reconnects gets
         all reports first.
         """
-        monitor, moved = self.monitor, self.parts.engine.changed
+        monitor, moved = self.monitor, self.live.changed
         after = await self._store.ends.newest() if after is None else after
         shown: dict[str, NodeReport] = {}
         # A page listens a while after it was made: what has grown meanwhile is told again.
         seen_grown = self._grown_before(_PAGE_S)
-        while not self.is_ending:
+        while not self._is_ending:
             seen = {signal: signal.count for signal in (monitor.changed, moved, self.grown)}
             lines: list[dict[str, Any]] = []
             if events := await self._store.jobs.events(after=after):
@@ -281,11 +271,11 @@ class MonitoringService:
         return Tried(name)
 
     async def _note_work(self) -> None:
-        moved = self.parts.engine.changed
+        moved = self.live.changed
         while True:
             seen = moved.count
             await moved.wait(seen, 3600.0)
-            self.monitor.has_worked()
+            self._rounds.has_worked()
 
     def _note_grown(self, owners: frozenset[str]) -> None:
         jobs = [int(owner.removeprefix(JOB)) for owner in owners if owner.startswith(JOB)]
@@ -298,8 +288,6 @@ class MonitoringService:
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    engine: Engine
-    monitor: Monitor
     notifications: JobNotifications
     ingest: MetricsIngest
     prometheus: PrometheusMetrics
@@ -319,9 +307,9 @@ def _price(cluster: Cluster) -> Price:
     return Price(energy.price_per_kwh, energy.currency)
 
 
-def ranks_by(engine: Engine, watch: RunTracker, node: str) -> Ranks:
+def ranks_by(live: LiveJobs, watch: RunTracker, node: str) -> Ranks:
     """How many ranks running jobs should have on a node, and how many the node reports."""
-    running = [job for job in engine.live.holding() if job.state is JobState.RUNNING]
+    running = [job for job in live.holding() if job.state is JobState.RUNNING]
     reached = ((job, name) for job in running for name in (job.placement.nodes if job.placement else ()))
     states = [watch.state(name, job.id, job.attempt).state for job, name in reached if node_of(name) == node]
     # A node that has finished its part waits for the others of its job: nothing is missing there.

@@ -289,7 +289,7 @@ def add_cluster_pages(app: FastAPI, site: Site) -> None:
     async def cluster(request: Request, wanted: Annotated[NodesQuery, Query()]) -> Response:
         rows, limits = await overview.rows(), site.agent.cluster.config.alerts
         monitoring = site.agent.monitoring
-        live = monitoring.parts.engine.live
+        live = monitoring.live
         held = disguised(live.holding())
         waiting, running, alerts = visible(live.waiting()), visible(held), monitoring.monitor.alerts()
         newest = sorted(running, key=lambda job: -job.id)[:_MOST_RUNNING]
@@ -349,4 +349,4 @@ async def _measured(agent: Agent, name: str) -> dict[str, Any]:
 
 
 def _jobs_on(agent: Agent, row: NodeRow) -> list[Job]:
-    return [job for job in visible(agent.monitoring.parts.engine.live.holding()) if job.id in row.jobs]
+    return [job for job in visible(agent.monitoring.live.holding()) if job.id in row.jobs]

@@ -241,7 +241,7 @@ def _shown_plan(plan: Plan | None, job: Job) -> Plan | None:
 
 def _known(agent: Agent, job: Job, failure: Failure | None, summaries: Iterable[KeySummary]) -> Known:
     """Reports from nodes count only while the attempt is active; after that, its recorded failure."""
-    reports = agent.monitoring.parts.engine.reports(job) if job.state in HOLDING_STATES else {}
+    reports = agent.parts.engine.reports(job) if job.state in HOLDING_STATES else {}
     return Known(reports, failure, last_steps([one for one in summaries if one.attempt == job.attempt]))
 
 

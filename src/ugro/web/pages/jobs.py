@@ -115,7 +115,7 @@ def _add_fragments(app: FastAPI, site: Site) -> None:
     async def balance(request: Request, number: int) -> Response:
         job = await agent.store.jobs.get(number)
         try:
-            profile, problem = await agent.profiling.of(job), None
+            profile, problem = await agent.parts.profiling.of(job), None
         except NotFound as error:
             profile, problem = None, error
         found: dict[str, Any] = {"job": job, "profile": profile, "problem": problem, "job_page": job_page}

@@ -121,7 +121,7 @@ class Overview:
         drained = await self._agent.store.drained()
         watched = {one.name: one for one in self._agent.monitoring.monitor.watched()}
         sparks = await self._refreshed([spec.name for spec in specs])
-        jobs = jobs_by_node(self._agent.monitoring.parts.engine.live.holding())
+        jobs = jobs_by_node(self._agent.monitoring.live.holding())
         rows = [self._row(spec, drained, watched, jobs) for spec in specs]
         return [_with_spark(row, sparks) for row in sorted(rows, key=lambda row: by_name(row.name))]
 

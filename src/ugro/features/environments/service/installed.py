@@ -337,8 +337,8 @@ class _NodeModulesKnown:
 
 
 class NodeModules:
-    def __init__(self) -> None:
-        self.on_news: Callable[[], None] = lambda: None
+    def __init__(self, on_news: Callable[[], None] = lambda: None) -> None:
+        self.on_news = on_news
         self._wanted: dict[str, None] = {}  # the newest last
         self._known: WeakKeyDictionary[Node, _NodeModulesKnown] = WeakKeyDictionary()
         self._asking: WeakKeyDictionary[Node, asyncio.Lock] = WeakKeyDictionary()

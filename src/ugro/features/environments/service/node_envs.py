@@ -261,7 +261,7 @@ _PROBLEMS = {
 
 
 class KeptEnvironments:
-    def __init__(self, cluster: Cluster, identity: Callable[[], Identity]) -> None:
+    def __init__(self, cluster: Cluster, identity: Identity) -> None:
         self._cluster = cluster
         self._identity = identity
         self._tidying = KeyedTasks(lambda: None)
@@ -355,7 +355,7 @@ class KeptEnvironments:
     def _envs(self, node: Node) -> PythonEnvs:
         node.wake()  # somebody waits for the answer
         # A node that is connecting for the first time gets the time a connection may take.
-        return PythonEnvs(node, self._identity(), 2 * self._cluster.config.ssh.connect_timeout)
+        return PythonEnvs(node, self._identity, 2 * self._cluster.config.ssh.connect_timeout)
 
 
 async def _remove(envs: PythonEnvs, name: str) -> EnvRemoval:

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -253,9 +253,23 @@ def _nobody(node: str, progress: EnvProgress) -> None:
     pass
 
 
+@dataclass(frozen=True, slots=True)
+class Around:
+    """What others know and do about environments."""
+
+    reached: Callable[[str], list[str]]  # the nodes that answer, or the user's logins there, which may differ
+    on_made: Callable[[str], None] = lambda node: None
+
+
 class PythonEnvService:
     def __init__(
-        self, home: StateDir, store: Store, cluster: Cluster, code: Code, identity: Identity
+        self,
+        home: StateDir,
+        store: Store,
+        cluster: Cluster,
+        code: Code,
+        identity: Identity,
+        around: Around | None = None,
     ) -> None:
         workshop = Workshop(home.python)
         self._records = store.environments
@@ -268,11 +282,7 @@ class PythonEnvService:
         self._maker = Maker(self.on, self.hosts, self._tools, self._files, code)
         self._work: SharedWork[tuple[str, str], Made] = SharedWork("make environment")
         self._under_way = UnderWay()
-        self.on_made: Callable[[str], None] = lambda node: None
-        # The nodes that answer, or the user's logins there: an account may have a Python of its own.
-        self.reached: Callable[[str], list[str]] = lambda user: [
-            node.spec.name for node in cluster.inventory if node.link is not None
-        ]
+        self._around = around if around is not None else Around(lambda user: _linked(cluster))
 
     def on(self, node: str) -> PythonEnvs:
         return PythonEnvs(self._cluster.inventory.get(node), self._identity, _CONNECT_S)
@@ -335,7 +345,7 @@ class PythonEnvService:
 
     async def upgrade(self, request: EnvRequest, user: str) -> None:
         """Resolves it again for every node that answers. Raises EnvFailed."""
-        nodes = self.reached(user)
+        nodes = self._around.reached(user)
         if request.existing is not None or not nodes:
             return
         await together(self._resolved(one, _nobody, upgrade=True) for one in await self.wanted(request, nodes))
@@ -405,7 +415,7 @@ class PythonEnvService:
         key = (wanted.node, resolution.name)
         with self._under_way.following(key, _listener(wanted.node, on_progress)) as making:
             made = await self._work.do(key, lambda: self._maker.make(wanted, resolution, making))
-        self.on_made(wanted.node)
+        self._around.on_made(wanted.node)
         return made
 
     async def _ready_on(self, wanted: Wanted, resolution: Resolution | None, on_progress: OnProgress) -> Made:
@@ -431,3 +441,7 @@ async def _or_error(work: Coroutine[Any, Any, T]) -> T | UgroError:
 
 def _listener(node: str, on_progress: OnProgress) -> Callable[[EnvProgress], None]:
     return lambda progress: on_progress(node, progress)
+
+
+def _linked(cluster: Cluster) -> list[str]:
+    return [node.spec.name for node in cluster.inventory if node.link is not None]

@@ -24,7 +24,7 @@ _SIZES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 
 
 class Metrics:
-    def __init__(self) -> None:
+    def __init__(self, is_ready: Callable[[], bool] = lambda: False) -> None:
         self._lock = threading.Lock()
         self._requests: Counter[tuple[str, int]] = Counter()
         self._cancelled = 0
@@ -33,7 +33,7 @@ class Metrics:
         self._batches = Histogram(_SIZES)
         self.waiting: Callable[[], int] = lambda: 0
         self.running: Callable[[], int] = lambda: 0
-        self.is_ready: Callable[[], bool] = lambda: False
+        self._is_ready = is_ready
 
     def answered(self, path: str, status: int, seconds: float) -> None:
         with self._lock:
@@ -76,7 +76,7 @@ class Metrics:
             _one("cancelled_total", "counter", "Requests whose client did not wait for the end.", self._cancelled),
             _one("queue", "gauge", "Requests or texts that wait.", self.waiting()),
             _one("running", "gauge", "Requests or texts that are computed.", self.running()),
-            _one("ready", "gauge", "1 if the model can answer.", self.is_ready()),
+            _one("ready", "gauge", "1 if the model can answer.", self._is_ready()),
         ]
         return [requests, errors, latency, tokens, batches, *gauges]
 

@@ -362,7 +362,7 @@ class Stage(StrEnum):
 class Service:
     def __init__(self, options: Options) -> None:
         self.options = options
-        self.metrics = Metrics()
+        self.metrics = Metrics(lambda: self.stage is Stage.READY)
         self.created = int(time.time())
         self.stage = Stage.LOADING
         self.reason = ""
@@ -372,7 +372,6 @@ class Service:
         self._began = time.monotonic()
         self._generator: Generator | None = None
         self._batcher: Batcher | None = None
-        self.metrics.is_ready = lambda: self.stage is Stage.READY
 
     async def run(self) -> None:
         """Loads the model, then keeps its batches going, until cancelled. Raises UgroError if it cannot be loaded."""

@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 import math
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import asdict, replace
 
 from ugro.features.services.model import EXHAUSTED, Balance, DoorSettings, Probe, ProbeReport, Replica, Service
@@ -107,9 +107,9 @@ _SILENT_S = 30.0  # its program says something every 10 s
 
 
 class ReplicaWatch:
-    def __init__(self, cluster: Cluster, identity: Callable[[], Identity]) -> None:
+    def __init__(self, cluster: Cluster, identity: Identity) -> None:
         self._cluster = cluster
-        self._identity = identity
+        self.identity = identity
         self._tasks: dict[Run, asyncio.Task[None]] = {}
         self._kept: dict[int, frozenset[Run]] = {}  # by service
         self._reports: dict[Run, ProbeReport] = {}
@@ -150,7 +150,7 @@ class ReplicaWatch:
     async def _said(self, run: Run, node: str) -> AsyncIterator[ProbeReport]:
         target = SocketTarget(*run, STATUS_SOCKET)
         place = self._cluster.inventory.get(node)
-        duplex = await tunnels.connect(place, self._identity(), target, ready_s=_READY_S)
+        duplex = await tunnels.connect(place, self.identity, target, ready_s=_READY_S)
         left = b""
         try:
             pieces = aiter(duplex)

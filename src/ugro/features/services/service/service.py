@@ -20,7 +20,6 @@ from ugro.features.services.service.runner import Runner
 from ugro.kernel.access.caller import knows_values_of
 from ugro.kernel.access.model import node_of
 from ugro.kernel.files.results.log_stream import agent_stops
-from ugro.kernel.jobs.engine.runs import Identity
 from ugro.kernel.jobs.model import Job
 from ugro.kernel.jobs.service import JobService
 from ugro.kernel.jobs.submission import Needs
@@ -49,13 +48,13 @@ class Services:
         jobs: JobService,
         creation: Creation,
         watch: ReplicaWatch,
+        speeds: Callable[[], Mapping[str, float]] = dict,
     ) -> None:
         self.services = store.services
         self.store = store.jobs
         self.jobs = jobs
         self.watch = watch
-        self.identity: Callable[[], Identity] = lambda: Identity("", 0)
-        self.speeds: Callable[[], Mapping[str, float]] = dict
+        self._speeds = speeds
         self.drained = store.drained
         self._cluster = cluster
         self._creation = creation
@@ -250,10 +249,10 @@ class Services:
     def door(self, service: Service, job: Job) -> Door:
         # In the account of its user, where nodes have such.
         node = self._cluster.inventory.get(job.placement.nodes[0] if job.placement else service.door.node)
-        return DoorClient(over_link(node, self.identity(), job.id, job.attempt, ready_s=_READY_S), service.name)
+        return DoorClient(over_link(node, self.watch.identity, job.id, job.attempt, ready_s=_READY_S), service.name)
 
     def speed(self, node: str) -> float | None:
-        return self.speeds().get(node)
+        return self._speeds().get(node)
 
     def is_beside_door(self, service: Service, node: str) -> bool:
         """On the same machine."""

@@ -117,7 +117,13 @@ class Extension:
 
 class SweepService:
     def __init__(
-        self, store: Store, jobs: JobService, moved: ChangeSignal, measuring: Measuring, grown: ChangeSignal
+        self,
+        store: Store,
+        jobs: JobService,
+        moved: ChangeSignal,
+        measuring: Measuring,
+        grown: ChangeSignal,
+        studies: Studies,
     ) -> None:
         """``moved``: some job has; ``grown``: some metric has."""
         self.sweeps: SweepStore = store.sweeps
@@ -128,7 +134,7 @@ class SweepService:
         self._asked = ChangeSignal()  # by a person
         self.changed = ChangeSignal()  # what reports show
         self._runners: dict[int, Runner] = {}
-        self.studies: Studies | None = None
+        self._studies = studies
         self.is_ending = False
 
     # --- requests ----------------------------------------------------------------------------------------------
@@ -277,8 +283,7 @@ class SweepService:
         return runner
 
     async def _host(self, sweep: int) -> StudyHost:
-        assert self.studies is not None, "the agent has not started"
-        return await self.studies.host(sweep, self.changed.notify)
+        return await self._studies.host(sweep, self.changed.notify)
 
     async def _step(self, runner: Runner, passed_s: float) -> None:
         reason = ""

@@ -10,7 +10,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -49,10 +49,17 @@ from ugro.train.rules.shares import Mode
 # The plan of an attempt: what has to be found out about its nodes, and the exact processes that follow from it.
 
 
-# What is known of a node's devices, if anything is.
 _ENVIRONMENTS_PYTHON = "ENVIRONMENT/bin/python"  # its folder is known when it has been resolved
 _NO_ENVIRONMENTS: Mapping[str, Made] = {}
 KnownFacts = Callable[[Node], Facts | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """What is known of the nodes' devices."""
+
+    facts: KnownFacts
+    measured: Callable[[str], NodeFigures | None] = lambda node: None
 
 
 class Planner:
@@ -61,15 +68,14 @@ class Planner:
         cluster: Cluster,
         watch: RunTracker,
         extra_env: ExtraEnv,
-        facts: KnownFacts,
+        hardware: Hardware,
         modules: NodeModules,
         envs: PythonEnvService | None = None,
     ) -> None:
         self._cluster = cluster
         self._envs = envs
         self._extra_env = extra_env
-        self._facts = facts
-        self.measured: Callable[[str], NodeFigures | None] = lambda node: None  # what was measured of its hardware
+        self._hardware = hardware
         self.preflight = Preflight(cluster, watch, modules)
 
     def known(self, job: Job) -> Plan | None:
@@ -146,9 +152,9 @@ class Planner:
 
     def _devices(self, share: Share) -> list[Device]:
         node = self._cluster.inventory.get(node_of(share.node))  # the node itself is probed, not a login
-        facts = self._facts(node)
+        facts = self._hardware.facts(node)
         gpus = {gpu.index: gpu for gpu in facts.gpus} if facts else {}
-        figures = self.measured(node_of(share.node))
+        figures = self._hardware.measured(node_of(share.node))
         if share.gpus:
             return [_gpu(gpus.get(index), node, figures) for index in share.gpus]
         machine = node.machine

@@ -16,6 +16,7 @@ from ugro.kernel.jobs.engine.scheduler_input import waiting_view
 from ugro.kernel.jobs.model import FINAL_STATES, HOLDING_STATES, Job, JobState
 from ugro.kernel.jobs.scheduling.queue import WaitingJobs
 from ugro.kernel.jobs.store import JobStore, Mark
+from ugro.kernel.support.aio import ChangeSignal
 from ugro.kernel.support.moments import Reading
 
 log = logging.getLogger(__name__)
@@ -28,14 +29,13 @@ class LiveJobs:
     def __init__(
         self,
         jobs: JobStore,
-        on_change: Callable[[], None],
         reading: Callable[[], Reading],
         compare_s: float = _COMPARE_S,
     ) -> None:
+        self.changed = ChangeSignal()  # some job has moved
         self._jobs = jobs
         self._reading = reading
         self._compare_s = compare_s
-        self._on_change = on_change
         # Apart: those that hold devices are few, however long the queue is, and they are asked for most often.
         self._holding: dict[int, Job] = {}
         self._waiting: dict[int, Job] = {}
@@ -116,7 +116,7 @@ class LiveJobs:
 
     def _note(self, job: Job) -> None:
         self._take(job)
-        self._on_change()
+        self.changed.notify()
 
     def _take(self, job: Job) -> None:
         self.released += job.id in self._holding and job.state not in HOLDING_STATES

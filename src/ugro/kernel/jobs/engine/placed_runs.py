@@ -32,16 +32,16 @@ class Sorted:
 
 
 class PlacedRuns:
-    def __init__(self, jobs: JobStore) -> None:
+    def __init__(self, jobs: JobStore, live: Callable[[int], Job | None] = lambda job: None) -> None:
+        """``live`` returns a job that has not ended, from memory: most reports are about them."""
         self._jobs = jobs
-        # The jobs that have not ended, in memory: most reports are about them.
-        self.live: Callable[[int], Job | None] = lambda job: None
+        self._live = live
         self._told: set[str] = set()
         self.prove: Prove = _prove_nothing
 
     def known(self, node: str, machine: Machine | None, key: Key) -> Sorted | None:
         """Without asking the database: of an attempt that is under way."""
-        job = self.live(key[0])
+        job = self._live(key[0])
         if job is None or job.held is None or job.attempt != key[1]:
             return None
         return _sorted(Reported(node, machine, *key), Recorded(job.id, True, job.held), job.spec)

@@ -11,7 +11,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from ugro.features.power.owners import OwnerRequests
@@ -37,7 +37,7 @@ from ugro.kernel.jobs.scheduling.fit import Seeker, seekers
 from ugro.kernel.jobs.scheduling.scheduler import actions
 from ugro.kernel.jobs.store import JobStore
 from ugro.kernel.links.logins import Logins
-from ugro.kernel.support.aio import ChangeSignal, KeyedTasks
+from ugro.kernel.support.aio import KeyedTasks
 from ugro.kernel.support.errors import Damaged, NotFound, RemoteFailure, TimedOut, UgroError, Unreachable
 from ugro.kernel.support.moments import due_s
 from ugro.kernel.support.process import point
@@ -98,26 +98,40 @@ _GATHER_S = 0.01
 _SETTLE_S = 0.2
 
 
+@dataclass(frozen=True, slots=True)
+class Knowledge:
+    """What is known of jobs: which have not ended, what nodes say of their runs, and whether that may be acted on."""
+
+    live: LiveJobs
+    watch: RunTracker
+    safe_mode: SafeModeControl
+    logins: Logins
+
+    @staticmethod
+    def of(jobs: JobStore, live: LiveJobs, watch: RunTracker) -> Knowledge:
+        return Knowledge(live, watch, SafeModeControl(jobs, watch), Logins(watch))
+
+
 class Engine:
     def __init__(
         self,
         jobs: JobStore,
-        watch: RunTracker,
+        known: Knowledge,
         planner: Planner,
         code: Code,
         scheduler_input: SchedulerInput,
         collector: Collector,
     ) -> None:
         self._jobs = jobs
-        self._watch = watch
+        self._watch = watch = known.watch
         self._scheduler_input = scheduler_input
         self._collector = collector
-        self.logins = Logins(watch)
+        self.logins = known.logins
         self._leases = Leases(watch)
         self._launch = Launch(jobs, watch, self._leases, planner, code, collector)
         self.notices = RunNotices(jobs, watch)
         self._finish = Finish(jobs, watch, collector, self._launch, self.notices)
-        self.safe_mode = SafeModeControl(jobs, watch)
+        self.safe_mode = known.safe_mode
         watch.prove_by(self.safe_mode.prove)
         self.first_answers = FirstAnswers(watch)
         self._orphans = OrphanRuns(jobs, watch, collector)
@@ -135,10 +149,10 @@ class Engine:
         scheduler_input.ask(lambda node: node in self._silent, self.logins.missing)
         watch.on_change(self._wake.set)
         scheduler_input.listen(self.wake)
-        self.changed = ChangeSignal()  # some job has moved
         # Held from the scheduler's look at the nodes until the starts that follow from it are recorded.
         self.scheduling = asyncio.Lock()
-        self.live = LiveJobs(jobs, self.changed.notify, scheduler_input.clock.reading)
+        self.live = known.live
+        self.changed = known.live.changed  # some job has moved
         scheduler_input.clock.listen(self._clock_was_set)
 
     def wake(self) -> None:

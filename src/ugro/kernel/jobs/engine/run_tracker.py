@@ -64,7 +64,6 @@ class RunTracker:
         self.identity = identity
         self._placed = placed
         self._on_change: Callable[[], None] = lambda: None
-        self.may_have_runs: Callable[[str], bool] = lambda login: False  # of a job that was started through it
         self._watches: dict[str, _NodeWatch] = {}
 
     def on_change(self, on_change: Callable[[], None]) -> None:
@@ -159,7 +158,7 @@ class RunTracker:
 
     def has_no_account(self, login: str) -> bool:
         """It was never used, or had nothing of a job when it was closed, and is refused."""
-        return not self.may_have_runs(login) and self.is_refused(login)
+        return login not in self.inventory.known_logins.unclear and self.is_refused(login)
 
     def is_elsewhere(self, share: Share) -> bool:
         """Whether the node's name now refers to another machine or folder than the one that gave this share."""

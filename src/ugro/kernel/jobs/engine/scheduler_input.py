@@ -6,14 +6,14 @@ Taking a view asks no node, so a slow or dead one delays nobody: reports are mad
 from __future__ import annotations
 
 import ipaddress
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
 from ugro.features.environments.service.installed import NodeModules
-from ugro.features.power.owners import Owners
+from ugro.features.power.owners import Owners, owners_of
 from ugro.features.quotas.usage_book import UsageBook
 from ugro.kernel.access.model import node_of
 from ugro.kernel.agent.clock import Clock
@@ -37,7 +37,7 @@ from ugro.kernel.links.cluster import Cluster
 from ugro.kernel.links.diagnosis import LASTING_CAUSES
 from ugro.kernel.links.model import Facts, Gpu, Limits, Machine, NodeSpec, Status
 from ugro.kernel.links.node import Node
-from ugro.kernel.links.reports import HealthCheck, NodeReports, Seen
+from ugro.kernel.links.reports import HealthCheck, NodeReports, Pace, Seen, usual_pace
 from ugro.kernel.links.rules import Candidate, best_node, drained_machines, lack_of_room
 from ugro.kernel.support.errors import NotAllowed
 from ugro.kernel.support.moments import Reading, due_s, place_s
@@ -49,9 +49,9 @@ from ugro.kernel.support.moments import Reading, due_s, place_s
 
 
 class Holds:
-    def __init__(self) -> None:
+    def __init__(self, on_change: Callable[[], None]) -> None:
         self._reasons: dict[str, str] = {}
-        self.on_change: Callable[[], None] = lambda: None
+        self._on_change = on_change
 
     def reason(self, node: str) -> str | None:
         """As words after its name: "is being measured"."""
@@ -63,13 +63,13 @@ class Holds:
         if taken := [node for node in nodes if node in self._reasons]:
             raise NotAllowed(self._reasons[taken[0]], subject=taken[0], hint="wait until that is over")
         self._reasons |= dict.fromkeys(nodes, reason)
-        self.on_change()
+        self._on_change()
         try:
             yield
         finally:
             for node in nodes:
                 del self._reasons[node]
-            self.on_change()
+            self._on_change()
 
 
 # --- scheduler input --------------------------------------------------------------------------------------------------
@@ -105,26 +105,46 @@ class Sleeping(NamedTuple):
 MissingLogins = Callable[[Node, Iterable[str], bool], tuple[NoLogin, ...]]
 
 
+async def _at_once() -> None:
+    """Nobody else is about to join."""
+
+
+@dataclass(frozen=True, slots=True)
+class Standings:
+    """What others know of nodes, and what decides with it which of them get jobs."""
+
+    clock: Clock
+    owners: Owners
+    pace: Pace = usual_pace
+    sleeping: Callable[[str], Sleeping | None] = lambda node: None
+    # Waits a little for machines that may be about to join.
+    settled: Callable[[], Awaitable[None]] = _at_once
+
+
 class SchedulerInput:
-    def __init__(self, jobs: JobStore, cluster: Cluster, health: HealthCheck) -> None:
+    def __init__(
+        self, jobs: JobStore, cluster: Cluster, health: HealthCheck, standings: Standings | None = None
+    ) -> None:
+        known = standings if standings is not None else Standings(Clock(), owners_of(cluster, jobs))
         self._jobs = jobs
         self._cluster = cluster
         self._health = health
-        self.holds = Holds()
+        self._listeners: list[Callable[[], None]] = []
+        self.holds = Holds(self._tell)
         self.usage = UsageBook(jobs.usage, cluster)
-        self.reports = NodeReports(jobs, cluster, health)
-        self.owners = Owners(cluster, lambda node, text: jobs.note("owner", text, node=node))
-        health.owner = self.owners.report
-        self.sleeping: Callable[[str], Sleeping | None] = lambda node: None
+        self.reports = NodeReports(jobs, cluster, health, known.pace, self._tell)
+        self.owners = known.owners
+        self.clock = known.clock
+        self._sleeping, self._settled = known.sleeping, known.settled
         # Whether a node is silent about its runs: a job that was placed there would count as lost.
         self.is_silent: Callable[[str], bool] = lambda node: False
         # Whose jobs cannot start on a node, because there they run in accounts of their users.
         self.missing_logins: MissingLogins = lambda node, users, is_asleep: ()
         self._users: tuple[str, ...] = ()  # whose jobs wait
-        self.clock = Clock()
         self._fitting: set[tuple[Resources, bool]] = set()
         self._fitting_on: list[Seen] = []
         self._views: WeakKeyDictionary[Node, tuple[object, NodeView]] = WeakKeyDictionary()
+        self.owners.listen(self._note_owner)
         # Made once and not in every pass, for as long as a job stays as it is.
         self._holding: dict[int, tuple[object, Holding]] = {}
 
@@ -137,14 +157,16 @@ class SchedulerInput:
         self.is_silent, self.missing_logins = is_silent, missing
 
     def listen(self, on_news: Callable[[], None]) -> None:
-        """``on_news`` is called whenever a report may change what can start."""
-        self.reports.on_news = on_news
+        """``on_news`` is called whenever something is known of a node that may change what can start."""
+        self._listeners.append(on_news)
 
-        def on_owner(node: str) -> None:
-            self.reports.look_again(node)  # for those who look at reports
+    def _tell(self) -> None:
+        for on_news in self._listeners:
             on_news()
 
-        self.owners.on_news = on_owner
+    def _note_owner(self, node: str) -> None:
+        self.reports.look_again(node)  # for those who look at reports
+        self._tell()
 
     async def close(self) -> None:
         await self.owners.close()
@@ -191,7 +213,7 @@ class SchedulerInput:
         if known and check_fits(spec.resources, known, on_one_node=is_single) is None:
             self._fitting.add((spec.resources, is_single))
             return None
-        await self._cluster.settled()
+        await self._settled()
         await self.first_answers()
         nodes = self._distinct(await self._health.drained())
         return check_fits(spec.resources, nodes, on_one_node=is_single)
@@ -232,7 +254,7 @@ class SchedulerInput:
         """
         if way.min_nodes != ALL_NODES:
             return way
-        await self._cluster.settled()
+        await self._settled()
         await self.first_answers()
         usable = [node for node in self._distinct(await self._health.drained()) if node.unusable is None]
         makes, one = Makes(with_named(tuple(usable), names_in(way))), replace(way, min_nodes=1, max_nodes=1)
@@ -286,7 +308,7 @@ class SchedulerInput:
         seconds = self._health.second_names(held.__contains__)
         drained = drained_machines(drained, seconds)
         owners = drained_machines(self.owners.objections(), seconds)
-        speeds = self._health.speeds(self.gpus)
+        speeds = self._health.notes.speeds(self.gpus)
         standings = {
             name: _Standing(
                 drained.get(name),
@@ -294,7 +316,7 @@ class SchedulerInput:
                 owners.get(name),
                 self.holds.reason(name),
                 speeds.get(name, 1.0),
-                sleeping := self.sleeping(name),
+                sleeping := self._sleeping(name),
                 self.is_silent(name),
                 self.missing_logins(node, self._users, sleeping is not None),
             )
