@@ -15,7 +15,7 @@ from ugro.kernel.jobs.engine.run_tracker import RunTracker
 from ugro.kernel.jobs.engine.runs import Identity
 from ugro.kernel.jobs.model import Job
 from ugro.kernel.links.calls import Duplex
-from ugro.kernel.links.cluster import Cluster
+from ugro.kernel.links.cluster import Cluster, KnownLogins
 from ugro.kernel.links.logins import Logins
 from ugro.kernel.links.model import NodeSpec
 from ugro.kernel.links.tunnels import MOST_OF_NODE, Tunnels, Wanted
@@ -56,6 +56,7 @@ class FakeLink:
 
 class FakeInventory:
     def __init__(self, account: str | None, *logins: FakeNode) -> None:
+        self.known_logins = KnownLogins()
         self.node = FakeNode(NodeSpec("gpu1", account=account))
         self._logins = {login.spec.name: login for login in logins}
 

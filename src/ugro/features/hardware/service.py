@@ -125,7 +125,6 @@ def _best(node: NodeFigures) -> list[BestFigure]:
 
 
 _HELD = "is being measured"
-_LOOK_S = 0.25
 _WITH_TORCH = frozenset({Part.DEVICES, Part.ALLREDUCE})
 
 
@@ -241,12 +240,14 @@ class HardwareService:
             await asyncio.wait([watch])
 
     async def _watch_owners(self, subjects: Sequence[Subject]) -> None:
+        notes = self._health.notes
         while True:
+            seen = notes.owners_changed.count
             for one in subjects:
-                owner = self._health.notes.owner(one.name)
+                owner = notes.owner(one.name)
                 if one.taken is None and owner is not None and owner.is_there:
                     one.make_way(owner.sign)
-            await asyncio.sleep(_LOOK_S)
+            await notes.owners_changed.wait(seen)
 
     def _refuse(self, subjects: Sequence[Subject], gone: Sequence[Skipped], wish: Wish) -> None:
         if not subjects:

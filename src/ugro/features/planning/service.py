@@ -43,6 +43,7 @@ from ugro.kernel.jobs.model import (
 )
 from ugro.kernel.jobs.service import JobService
 from ugro.kernel.jobs.submission import Needs, Submit
+from ugro.kernel.support.aio import ChangeSignal
 from ugro.kernel.support.errors import NotAllowed, UgroError, Unsatisfiable, UsageError
 from ugro.kernel.telemetry.records import Training, read
 
@@ -257,7 +258,6 @@ def _progress(job: Job) -> str:
 
 
 LIMIT_S = 30.0
-_SERVICE_LOOK_S = 0.3
 _DOCS = "docs/planning.md"
 
 
@@ -360,12 +360,15 @@ class PlanService:
 class _Say:
     """The newest word about one trial."""
 
-    def __init__(self, said: dict[str, str], name: str) -> None:
+    def __init__(self, said: dict[str, str], name: str, news: ChangeSignal) -> None:
         self._said = said
         self._name = name
+        self._news = news
 
     def __call__(self, text: str) -> None:
-        self._said[self._name] = text
+        if self._said.get(self._name) != text:
+            self._said[self._name] = text
+            self._news.notify()
 
 
 class _Work:
@@ -430,16 +433,20 @@ class _Work:
         self, requests: dict[str, Request], found: dict[str, NodeTrial | JointTrial | LeftOut]
     ) -> AsyncGenerator[str]:
         """All at once; fills ``found``."""
+        news = ChangeSignal()
         tasks = {
             name: asyncio.create_task(
-                self._service.measure(request, _Say(self._said, name)), name=f"trial on {name}"
+                self._service.measure(request, _Say(self._said, name, news)), name=f"trial on {name}"
             )
             for name, request in requests.items()
         }
+        for task in tasks.values():
+            task.add_done_callback(lambda _: news.notify())
         try:
-            while pending := [task for task in tasks.values() if not task.done()]:
-                yield self._progress([name for name, task in tasks.items() if not task.done()])
-                await asyncio.wait(pending, timeout=_SERVICE_LOOK_S, return_when=asyncio.FIRST_COMPLETED)
+            while names := [name for name, task in tasks.items() if not task.done()]:
+                seen = news.count
+                yield self._progress(names)
+                await news.wait(seen)
         finally:
             for task in tasks.values():
                 task.cancel()

@@ -24,7 +24,7 @@ from ugro.kernel.jobs.store import JobStore
 from ugro.kernel.links.cluster import Cluster
 from ugro.kernel.links.model import NodeSpec
 from ugro.kernel.links.node import Node
-from ugro.kernel.support.aio import KeyedTasks
+from ugro.kernel.support.aio import ChangeSignal, KeyedTasks
 from ugro.kernel.support.errors import NotFound, RemoteFailure, TimedOut, UgroError, Unreachable
 from ugro.kernel.support.moments import boot_clock_s
 from ugro.kernel.support.quantities import format_duration
@@ -109,6 +109,7 @@ class Owners:
         self._rule_of = rule_of
         self._watches: dict[str, _Watch] = {}
         self._listeners: list[Callable[[str], None]] = []
+        self.changed = ChangeSignal()  # the owner of some node came, or was quiet for long enough
 
     def listen(self, on_news: Callable[[str], None]) -> None:
         """``on_news``: the owner of a node came, or was quiet for long enough."""
@@ -126,6 +127,7 @@ class Owners:
                 self._watches[name] = _Watch(node, rule, self._note, self._tell)
 
     def _tell(self, node: str) -> None:
+        self.changed.notify()
         for on_news in self._listeners:
             on_news(node)
 

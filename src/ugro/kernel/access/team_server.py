@@ -21,6 +21,7 @@ from fastapi import FastAPI
 from ugro.kernel.access.config import Team
 from ugro.kernel.access.service import ROOT
 from ugro.kernel.agent.agent import Agent
+from ugro.kernel.links.cluster import Cluster
 from ugro.kernel.operations.app import STREAMS, socket_server
 from ugro.kernel.operations.audit_trail import LocalProtocol, credentials
 from ugro.kernel.operations.door import Connection, Door, DoorLimits
@@ -33,7 +34,6 @@ log = logging.getLogger(__name__)
 # A body may come over a slow link, by ``ugro relay``. Each connection of a tunnel is one here.
 LIMITS = DoorLimits(connections=1000, of_one_peer=200, of_one_user=None, body_s=300.0, streams=STREAMS)
 _BACKLOG = 1024  # a member must not wait because a crowd of another came before
-_POLL_S = 0.5
 _FOLDER_MODE = 0o750
 _SOCKET_MODE = 0o660
 
@@ -91,13 +91,21 @@ async def _serve(agent: Agent, api: FastAPI, settings: Team, limits: DoorLimits)
 
 
 async def _until_changed(agent: Agent, settings: Team) -> None:
-    def opens() -> tuple[str | None, str | None]:
-        team = agent.cluster.config.team  # roles may change meanwhile: they are looked up for each request
-        return team.group, team.socket
+    """Returns when the team's socket is another one, or the agent stops."""
+    waits = [asyncio.create_task(_until_another(agent.cluster, settings)), asyncio.create_task(agent.stopping.wait())]
+    try:
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()
 
-    while opens() == (settings.group, settings.socket) and not agent.stopping.is_set():
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(agent.stopping.wait(), _POLL_S)
+
+async def _until_another(cluster: Cluster, settings: Team) -> None:
+    while True:
+        seen, team = cluster.changed.count, cluster.config.team
+        if (team.group, team.socket) != (settings.group, settings.socket):
+            return  # of its roles nothing is kept: they are looked up for each request
+        await cluster.changed.wait(seen)
 
 
 def open_socket(path: Path, group: str) -> socket.socket:

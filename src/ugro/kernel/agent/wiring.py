@@ -189,6 +189,7 @@ def _view(base: Base, identity: Identity) -> _View:
             speeds=measured.speeds,
             has_jobs=live.has_jobs_on,
             owner=owners.report,
+            owners_changed=owners.changed,
             power=sleepers.report,
             strange_runs=watch.strange,
         ),

@@ -21,6 +21,7 @@ from ugro.kernel.config.schema import Config
 from ugro.kernel.links.model import NodeSpec, Role
 from ugro.kernel.links.node import Dialling, Node
 from ugro.kernel.links.transport import SshOptions
+from ugro.kernel.support.aio import ChangeSignal
 from ugro.kernel.support.errors import ConfigError, NotAllowed, NotFound
 
 # --- inventory --------------------------------------------------------------------------------------------------------
@@ -246,6 +247,7 @@ class Cluster:
         self.inventory = Inventory(lambda: self._environment, loaded.ssh_config)
         self._found = found
         self._changing = asyncio.Lock()
+        self.changed = ChangeSignal()  # another configuration is used
 
     async def start(self) -> None:
         await self.inventory.apply(self.config, self._found(self.config))
@@ -310,6 +312,7 @@ class Cluster:
         self.config, self.error = loaded.config, error
         self.inventory.ssh_config = loaded.ssh_config
         change = await self.inventory.apply(loaded.config, self._found(loaded.config))
+        self.changed.notify()
         log.info(
             "configuration taken up: added %s, removed %s, redialled %s",
             list(change.added), list(change.removed), list(change.redialled),

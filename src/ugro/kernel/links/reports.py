@@ -8,7 +8,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -32,6 +32,7 @@ from ugro.kernel.links.rules import (
     with_other_holders,
 )
 from ugro.kernel.store.database import Store
+from ugro.kernel.support.aio import ChangeSignal
 from ugro.kernel.support.codec import DecodeError, decode
 from ugro.kernel.support.errors import RemoteFailure, TimedOut, UgroError, Unreachable
 
@@ -56,6 +57,7 @@ class NodeNotes:
     speeds: Callable[[Callable[[], GpusOfNodes]], Mapping[str, float]] = lambda gpus: {}
     has_jobs: Callable[[str], bool] = lambda node: False  # whether some of our jobs hold devices there
     owner: Callable[[str], OwnerReport | None] = lambda node: None  # who uses it besides us
+    owners_changed: ChangeSignal = field(default_factory=ChangeSignal)
     power: Callable[[str], PowerReport | None] = lambda node: None  # whether it sleeps
     # The runs that it reports and that were never placed there.
     strange_runs: Callable[[str], StrangeRuns | None] = lambda node: None

@@ -153,12 +153,12 @@ class ChangeSignal:
             if not waiter.done():
                 waiter.set_result(None)
 
-    async def wait(self, seen: int, timeout_s: float) -> bool:
+    async def wait(self, seen: int, timeout_s: float | None = None) -> bool:
         """Waits until the count differs from ``seen``; False after ``timeout_s``."""
         return await wait_for_any({self: seen}, timeout_s)
 
 
-async def wait_for_any(seen: Mapping[ChangeSignal, int], timeout_s: float) -> bool:
+async def wait_for_any(seen: Mapping[ChangeSignal, int], timeout_s: float | None = None) -> bool:
     """Waits until the count of one of them differs from what was seen; False after ``timeout_s``."""
     if not _has_changed(seen):
         waiter = asyncio.get_running_loop().create_future()

@@ -274,7 +274,7 @@ class MonitoringService:
         moved = self.live.changed
         while True:
             seen = moved.count
-            await moved.wait(seen, 3600.0)
+            await moved.wait(seen)
             self._rounds.has_worked()
 
     def _note_grown(self, owners: frozenset[str]) -> None:
