@@ -134,7 +134,10 @@ def _polls(loop: ast.While) -> bool:
         name = ast.unparse(call.func)
         if name in ("asyncio.sleep", "asyncio.timeout", "asyncio.wait_for"):
             return True
-        if name.endswith((".wait", "._wait", ".pause", "._pause")) and len(call.args) + len(call.keywords) > 1:
+        if name == "asyncio.wait" and not any(keyword.arg == "timeout" for keyword in call.keywords):
+            continue
+        waits = name == "wait_for_any" or name.endswith((".wait", "._wait", ".pause", "._pause"))
+        if waits and len(call.args) + len(call.keywords) > 1:
             return True
     return False
 

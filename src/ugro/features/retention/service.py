@@ -51,18 +51,14 @@ class ResultRemover(Protocol):
         ...
 
 
-async def _none() -> Collection[str]:
-    return ()
-
-
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What others say about removing: by default nothing stands against it."""
+    """What others say about removing."""
 
-    may_remove: Callable[[], bool] = lambda: True  # whether this machine's clock is to be believed
-    is_paused: Callable[[], bool] = lambda: False
-    kept_environments: Callable[[], Awaitable[Collection[str]]] = _none  # that nodes have, by name
-    on_removed: Callable[[Sequence[int]], None] = lambda jobs: None
+    may_remove: Callable[[], bool]  # whether this machine's clock is to be believed
+    is_paused: Callable[[], bool]
+    kept_environments: Callable[[], Awaitable[Collection[str]]]  # that nodes have, by name
+    on_removed: Callable[[Sequence[int]], None]
 
 
 class Retention:

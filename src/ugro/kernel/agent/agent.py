@@ -18,7 +18,7 @@ from ugro.features.hardware.service import MeasuredHardware
 from ugro.features.health.rules import DiskRoom, judge_disk, judge_loop, judge_state
 from ugro.features.health.service import Doctor
 from ugro.features.safe_mode.records import Comparison, Records
-from ugro.features.safe_mode.service import SafeModeControl, begin, is_known_old
+from ugro.features.safe_mode.service import begin, is_known_old
 from ugro.kernel.access.caller import sees
 from ugro.kernel.access.service import AuditLog, Team, Tokens
 from ugro.kernel.agent.backups import Backups
@@ -38,7 +38,6 @@ from ugro.kernel.links.rules import Choice
 from ugro.kernel.store.address import locate
 from ugro.kernel.store.database import Store
 from ugro.kernel.store.engine import LEAST_BYTES, PIECE_BYTES, PIECES, Opening, Reserve
-from ugro.kernel.support.aio import keep_running
 from ugro.kernel.support.errors import ConfigError, NotAllowed, NotFound, UgroError, Unsatisfiable
 from ugro.kernel.support.quantities import count_of, jobs
 from ugro.kernel.support.state_dir import StateDir
@@ -230,19 +229,6 @@ class Agent:
         assert self._parts is not None, "the agent has not started"
         return self._parts
 
-    @property
-    def safe_mode(self) -> SafeModeControl:
-        return self.parts.engine.safe_mode
-
-    async def run_jobs(self) -> None:
-        await self.parts.engine.run()
-
-    async def watch_clock(self) -> None:
-        await keep_running(self.clock_watch.run)
-
-    async def run_retention(self) -> None:
-        await keep_running(self.parts.retention.run)
-
     def status(self, settings: Mapping[str, str] | None = None) -> AgentStatus:
         """``settings``: the UGRO_* variables of the command that asks."""
         nodes = list(self.cluster.inventory)
@@ -270,7 +256,7 @@ class Agent:
             disk_problem=full.text if full else None,
             disk_hint=full.remedy if full else None,
             ignored_variables=() if settings is None else differing(os.environ, settings),
-            safe_mode=self.safe_mode.status() if self._parts else None,
+            safe_mode=self.parts.engine.safe_mode.status() if self._parts else None,
             team_socket=self.team_address.url,
             team_problem=self.team_address.complaint,
             api_url=self.api_address.url,
@@ -393,7 +379,7 @@ class Agent:
             return
         if (full := await asyncio.to_thread(self.disk.take_and_look)) is not None:
             yield [full]
-        if (safe_mode := self.safe_mode.status()) is not None:
+        if (safe_mode := self.parts.engine.safe_mode.status()) is not None:
             yield [judge_state(safe_mode)]
         if (finding := self.team.finding()) is not None:
             yield [finding]

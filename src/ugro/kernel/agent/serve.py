@@ -67,14 +67,14 @@ async def _serve_until_stopped(
 ) -> None:
     async with asyncio.TaskGroup() as group:
         work = [
-            group.create_task(agent.run_jobs(), name="run jobs"),
+            group.create_task(agent.parts.engine.run(), name="run jobs"),
             group.create_task(agent.cluster.watch(), name="watch the cluster file"),
             group.create_task(agent.monitoring.run(), name="watch nodes and jobs"),
-            group.create_task(agent.run_retention(), name="remove old jobs"),
+            group.create_task(keep_running(agent.parts.retention.run), name="remove old jobs"),
             group.create_task(agent.audit.run(), name="write the audit log"),
             group.create_task(agent.tokens.run(), name="note the use of tokens"),
             group.create_task(keep_running(agent.backups.run), name="make backups"),
-            group.create_task(agent.watch_clock(), name="watch the clock"),
+            group.create_task(keep_running(agent.clock_watch.run), name="watch the clock"),
             group.create_task(keep_running(agent.discovery.run), name="discover nodes"),
             group.create_task(keep_running(agent.sweeps.run), name="run sweeps"),
             group.create_task(keep_running(agent.ray_clusters.run), name="run Ray clusters"),

@@ -238,14 +238,10 @@ def _job_service(base: Base, view: _View, footing: _Footing, engine: Engine) -> 
 
 
 def _retention(base: Base, view: _View, footing: _Footing, results: ResultService) -> Retention:
-    limits = Limits(
-        may_remove=base.clock_watch.may_remove,
-        is_paused=lambda: view.known.safe_mode.is_on,
-        kept_environments=footing.kept_environments.names,
-        on_removed=view.monitoring.forget_jobs,
-    )
-    settings = lambda: base.cluster.config.retention  # noqa: E731
-    return Retention(base.home.jobs, base.store, view.monitoring.metrics, results, settings, limits)
+    monitoring, safe_mode, kept = view.monitoring, view.known.safe_mode, footing.kept_environments
+    limits = Limits(base.clock_watch.may_remove, lambda: safe_mode.is_on, kept.names, monitoring.forget_jobs)
+    folder, metrics = base.home.jobs, monitoring.metrics
+    return Retention(folder, base.store, metrics, results, lambda: base.cluster.config.retention, limits)
 
 
 def _sweeps(base: Base, view: _View, jobs: JobService, results: ResultService) -> SweepService:

@@ -110,13 +110,7 @@ class Helpers:
 
 
 class SubmissionReader:
-    def __init__(
-        self,
-        store: Store,
-        scheduler_input: SchedulerInput,
-        cluster: Cluster,
-        helpers: Helpers,
-    ) -> None:
+    def __init__(self, store: Store, scheduler_input: SchedulerInput, cluster: Cluster, helpers: Helpers) -> None:
         self._envs = helpers.envs
         self._visible = VisibleJobs(store)
         self._cache = helpers.cache

@@ -93,11 +93,7 @@ class Wanted:
 
 class Tunnels:
     def __init__(
-        self,
-        cluster: Cluster,
-        identity: Identity,
-        find_job: Callable[[str], Awaitable[Job]],
-        login_for: LoginFor,
+        self, cluster: Cluster, identity: Identity, find_job: Callable[[str], Awaitable[Job]], login_for: LoginFor
     ) -> None:
         self._cluster = cluster
         self._identity = identity

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -134,11 +134,10 @@ class MonitoringService:
         )
         self.metrics = MetricStore(home.metrics, self.export.take)
         collector = self._collector = Collector(home.jobs, self.metrics)
-
-        def on_energy(jobs: Iterable[int]) -> None:
-            self._note_grown(frozenset(map(job_owner, jobs)))
-
-        self.energy = EnergyService(home.jobs, store.jobs, self.metrics, lambda: _price(cluster), on_energy)
+        self.energy = EnergyService(
+            home.jobs, store.jobs, self.metrics, lambda: _price(cluster),
+            lambda jobs: self._note_grown(frozenset(map(job_owner, jobs))),
+        )  # fmt: skip
         notifier = self.notifier = Notifier(lambda: cluster.config.channels)
         self.monitor = monitor = Monitor(cluster, sources, store.alerts, self.metrics, notifier)
         self.headlines = Headlines(home.jobs, self.metrics, lambda: monitor.reports, self.energy.brief)

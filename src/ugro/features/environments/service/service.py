@@ -263,14 +263,9 @@ class Around:
 
 class PythonEnvService:
     def __init__(
-        self,
-        home: StateDir,
-        store: Store,
-        cluster: Cluster,
-        code: Code,
-        identity: Identity,
+        self, home: StateDir, store: Store, cluster: Cluster, code: Code, identity: Identity,
         around: Around | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         workshop = Workshop(home.python)
         self._records = store.environments
         self._cluster = cluster

@@ -27,10 +27,7 @@ _COMPARE_S = 30.0
 
 class LiveJobs:
     def __init__(
-        self,
-        jobs: JobStore,
-        reading: Callable[[], Reading],
-        compare_s: float = _COMPARE_S,
+        self, jobs: JobStore, reading: Callable[[], Reading], compare_s: float = _COMPARE_S
     ) -> None:
         self.changed = ChangeSignal()  # some job has moved
         self._jobs = jobs
