@@ -369,7 +369,8 @@ def text_of(file: Path, what: str) -> str:
 # --- variables --------------------------------------------------------------------------------------------------------
 # Environment variables of this process that the agent asks for, because a job names them without a value.
 #
-# An agent of somebody else gets only those that the command names: ``remote/offer.py`` refuses all others before this.
+# An agent of somebody else gets only those that the command names: all others were refused before this (see
+# ``features/remote_access/client/offer.py``).
 
 
 def asked_for(needs: Iterable[str], env: Mapping[str, str] | None) -> dict[str, str]:

@@ -1,6 +1,6 @@
 """The routes of the agent's API that a browser may use. No submit, no exec, no stop, no new nodes.
 
-A job can be launched again with changes by a page of its own, ``pages/launch.py``, which keeps to the job's code.
+A job can be launched again with changes by a page of its own (``web/pages/jobs.py``) which keeps to the job's code.
 """
 
 from __future__ import annotations

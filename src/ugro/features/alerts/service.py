@@ -1,7 +1,7 @@
 """The monitor turns node reports into metrics, alerts and notifications.
 
-It sets the interval at which ``node_reports`` asks each node, and pauses for a node that keeps failing. Jobs never wait
-for it.
+It sets the interval at which ``kernel.links.reports`` asks each node, and pauses for a node that keeps failing. Jobs
+never wait for it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Discovery: looks at the sources, lets candidates join, drains nodes that left, and removes them when they are idle.
 
-``policy.nodes.discovery`` decides. What is decided is recorded before the inventory changes, so that a restarted agent
+``rules`` decide. What is decided is recorded before the inventory changes, so that a restarted agent
 knows the same nodes, also while a source is down.
 """
 

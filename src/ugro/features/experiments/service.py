@@ -1,6 +1,6 @@
 """All jobs as experiments, kept in memory and updated with what has changed since the last call.
 
-``policy`` sorts and filters them.
+``rules.table`` sorts and filters them.
 """
 
 from __future__ import annotations

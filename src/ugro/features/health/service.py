@@ -1,6 +1,6 @@
 """`ugro doctor`: examines every node and the connections between them, and reports findings as they come.
 
-``policy.nodes`` judges what is found; here it is only collected, and every check has a time limit.
+``rules`` judge what is found; here it is only collected, and every check has a time limit.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Power: looks at the nodes that may sleep, asks policy, records its decision, and only then acts on it.
+"""Power: looks at the nodes that may sleep, asks the rules, records their decision, and only then acts on it.
 
 Decisions are made while no job can be placed, so that none starts on a node that goes to sleep. After a crash the
 record says what was under way, and the node itself what became of it.

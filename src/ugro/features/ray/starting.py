@@ -47,7 +47,7 @@ from ugro.node import foreign, wire
 # --- node looks -------------------------------------------------------------------------------------------------------
 # Asks nodes what is to be known before Ray starts on them, and has them remove what killed ranks have left.
 #
-# Both are short runs of the program that the ranks of a cluster run (``workloads.ray_node``), over the nodes' links.
+# Both are short runs of the program that the ranks of a cluster run (``features.ray.on_node``), over the nodes' links.
 
 
 _LOOK_S = 30.0

@@ -1,6 +1,6 @@
 """Removes ended jobs and their results as ``retention`` in the cluster file says, announced first and in small steps.
 
-It runs beside everything else and nothing waits for it. ``policy/lifecycle/retention`` decides.
+It runs beside everything else and nothing waits for it. ``rules`` decide.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The headline of a job: reads what ``policy.training`` needs, a few coarse curves and the end of a log."""
+"""The headline of a job: reads what ``rules_headline`` needs, a few coarse curves and the end of a log."""
 
 from __future__ import annotations
 

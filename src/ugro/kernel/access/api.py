@@ -1,4 +1,4 @@
-"""The route that reads the audit log."""
+"""The routes that read the audit log and describe the API."""
 
 from __future__ import annotations
 
@@ -28,8 +28,7 @@ def add_audit_routes(app: FastAPI, audit: AuditLog) -> None:
         return json_response({"audit": await audit.newest(limit, first, user)})
 
 
-# --- identity ---------------------------------------------------------------------------------------------------------
-# The description of the API, as a route of its own.
+# --- the description of the API ---------------------------------------------------------------------------------------
 
 
 def add_identity_routes(app: FastAPI) -> None:

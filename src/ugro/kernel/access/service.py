@@ -1,4 +1,7 @@
-"""Tokens of programs: made, checked, listed and revoked. All of them are in memory: a check asks no database."""
+"""Answers who somebody is and what they may do: accounts of this machine, the team, tokens, and the audit log.
+
+All tokens are in memory: a check asks no database.
+"""
 
 from __future__ import annotations
 
@@ -36,8 +39,8 @@ from ugro.kernel.links.cluster import Cluster
 from ugro.kernel.operations.request import answers
 from ugro.kernel.support.errors import NotAllowed, NotFound, UgroError, UsageError
 
-# --- accounts ---------------------------------------------------------------------------------------------------------
-# What the user database of this machine says: what a user id is called, and who is in a group.
+# --- this machine's user database -------------------------------------------------------------------------------------
+# The user database says what a user id is called, and who is in a group.
 #
 # It may be far away and slow, so the agent's loop never asks it: threads do, one for each question that is open. An
 # answer holds for a while and is asked for again before that is over. Without an answer in time, nobody is let in.
@@ -132,7 +135,7 @@ def is_member(whose: tuple[str, str]) -> bool:
         return False
 
 
-# --- audit ------------------------------------------------------------------------------------------------------------
+# --- the audit log ----------------------------------------------------------------------------------------------------
 # Collects entries of the audit log, and writes them together: no call waits for it.
 #
 # A crash loses the entries of the last half second. What is refused is recorded a few times a minute for each user, and
@@ -230,8 +233,8 @@ class RefusalLimit:
         return count
 
 
-# --- team -------------------------------------------------------------------------------------------------------------
-# Who the users of this agent are: the owner, and the members of the team's Unix group, each with a role.
+# --- the team ---------------------------------------------------------------------------------------------------------
+# The users of this agent are the owner, and the members of the team's Unix group, each with a role.
 
 
 ROOT = 0

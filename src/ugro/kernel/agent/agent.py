@@ -62,9 +62,9 @@ from ugro.kernel.support.quantities import count_of, jobs
 from ugro.kernel.support.state_dir import StateDir
 from ugro.kernel.telemetry.service import MonitoringService
 
-# --- dashboard address ------------------------------------------------------------------------------------------------
-# Where the agent can be reached besides its own socket: the dashboard, which callers may ask for before it has opened,
-# the HTTPS API and the team's socket. What serves them is elsewhere.
+# --- the agent's other addresses --------------------------------------------------------------------------------------
+# The agent is reached at its own socket, and at the dashboard, the HTTPS API and the team's socket. Callers may ask for
+# the dashboard's address before it has opened. What serves them is elsewhere.
 
 
 _OPEN_S = 20.0
@@ -115,8 +115,8 @@ class OpenAddress:
         return f"{self.problem.message}; {self.problem.hint}" if self.problem.hint else self.problem.message
 
 
-# --- disk -------------------------------------------------------------------------------------------------------------
-# The disk of the agent's state directory: keeps space for the state there, and says when the disk is full.
+# --- the disk of the state --------------------------------------------------------------------------------------------
+# Keeps space for the state on the disk of the state directory, and says when the disk is full.
 
 
 class StateDisk:
@@ -139,7 +139,7 @@ class StateDisk:
         return judge_disk(DiskRoom(str(self._home.path), free, left, whole, LEAST_BYTES, SPARE_BYTES))
 
 
-# --- agent ------------------------------------------------------------------------------------------------------------
+# --- the agent --------------------------------------------------------------------------------------------------------
 
 
 log = logging.getLogger(__name__)

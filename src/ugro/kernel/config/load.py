@@ -22,8 +22,8 @@ from ugro.kernel.links.model import NodeSpec, Role
 from ugro.kernel.support.errors import ConfigError
 from ugro.kernel.support.state_dir import CLUSTER_FILE, CLUSTER_VARIABLE
 
-# --- environment ------------------------------------------------------------------------------------------------------
-# Environment variables that override the cluster file: ``UGRO_<SECTION>_<KEY>`` for every key that is not a map.
+# --- environment variables --------------------------------------------------------------------------------------------
+# ``UGRO_<SECTION>_<KEY>`` overrides a key of the cluster file, unless the key is a map.
 
 
 S = TypeVar("S", bound=Section)
@@ -113,7 +113,7 @@ def _refuse_misspelt(env: Mapping[str, str], known: Mapping[str, Variable]) -> N
             raise ConfigError(f"{name}: unknown variable", hint=f"did you mean {near[0]}?")
 
 
-# --- load -------------------------------------------------------------------------------------------------------------
+# --- loading a file ---------------------------------------------------------------------------------------------------
 
 
 MAX_FILE_BYTES = 1024 * 1024

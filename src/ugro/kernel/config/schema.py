@@ -51,8 +51,8 @@ from ugro.kernel.files.model import EXCLUDED
 from ugro.kernel.links.model import NodeSpec, Role
 from ugro.web.config import Dashboard
 
-# --- transport --------------------------------------------------------------------------------------------------------
-# How a node is reached: ssh, this machine, a container, a pod, or a command of the user's.
+# --- how a node is reached --------------------------------------------------------------------------------------------
+# A node is reached by ssh, on this machine, in a container or pod, or by a command of the user's.
 
 
 CONTAINERS = ("podman", "docker")
@@ -118,7 +118,7 @@ class Way:
         return self.transport
 
 
-# --- schema -----------------------------------------------------------------------------------------------------------
+# --- the sections and their keys --------------------------------------------------------------------------------------
 
 
 _PORT = Whole(1, 65535)

@@ -30,8 +30,8 @@ from ugro.node.files import transfer as resumable
 from ugro.node.files.listing import PART, RunFile, Unsendable
 from ugro.node.files.transfer import StreamError, Writer
 
-# --- streaming --------------------------------------------------------------------------------------------------------
-# Shared by all transfers over a link: calls and streams, flow control, one thread for files, a limit on stalls.
+# --- what transfers share ---------------------------------------------------------------------------------------------
+# All transfers over a link share calls and streams, flow control, one thread for files, and a limit on stalls.
 
 
 # A transfer may take hours; one without progress for so long has failed.
@@ -126,7 +126,7 @@ class Upload:
         self._untaken -= amount
 
 
-# --- files ------------------------------------------------------------------------------------------------------------
+# --- the files of runs ------------------------------------------------------------------------------------------------
 
 
 Source = Mapping[str, Any]  # which files of a node: the outputs of a run, or a checkpoint

@@ -1,4 +1,4 @@
-"""What users have used: devices and how long they were held, energy, and all of it against quotas."""
+"""Plans of attempts; and what users have used: devices and how long they were held, energy, all against quotas."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from ugro.kernel.files.model import Snapshot
 from ugro.kernel.jobs.model import HASH_SHOWN, Job, JobSpec, Placement, Resources
 from ugro.kernel.support.moments import Instant, elapsed_s
 
-# --- plan -------------------------------------------------------------------------------------------------------------
-# A plan: the exact processes of one attempt, by node. ``--dry-run`` prints what would be started.
+# --- plans ------------------------------------------------------------------------------------------------------------
+# A plan has the exact processes of one attempt, by node. ``--dry-run`` prints what would be started.
 
 
 NODE_PYTHON = "ugro-node-python"  # as the first word of a command: the Python of its node, or of its environment

@@ -45,8 +45,8 @@ from ugro.kernel.support.errors import ConfigError, NotAllowed, NotFound, Unsati
 from ugro.kernel.support.quantities import is_number
 from ugro.train.rules.failures import lack_of_ranks
 
-# --- lookup -----------------------------------------------------------------------------------------------------------
-# Which job a word means: among those that the caller may see.
+# --- which job a word means -------------------------------------------------------------------------------------------
+# Only jobs that the caller may see are found.
 
 
 class VisibleJobs:
@@ -63,7 +63,7 @@ class VisibleJobs:
         return await self._visibility.find(word, who, without)
 
 
-# --- submission -------------------------------------------------------------------------------------------------------
+# --- from a request to a spec -----------------------------------------------------------------------------------------
 
 
 _PYTHONS_PATHS = ("PYTHONPATH", "PYTHONHOME", "PYTHONUSERBASE")

@@ -1,6 +1,6 @@
 """Asks nodes what ``ugro doctor`` and a launch must know: what is installed, and whether nodes reach each other.
 
-Only asks; ``policy.nodes`` judges the answers. The node's side is ``remote.checks``.
+Only asks; features judge the answers. The node's side is ``node/check.py``.
 """
 
 from __future__ import annotations

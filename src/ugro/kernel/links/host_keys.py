@@ -194,8 +194,8 @@ async def _run(way: Way, *argv: str, timeout_s: float = 10.0) -> tuple[int, str,
     return process.returncode, stdout.decode("utf-8", "replace"), stderr.decode("utf-8", "replace")
 
 
-# --- hosts ------------------------------------------------------------------------------------------------------------
-# Hosts that need not be part of the cluster, as a user writes them: their keys, and what they are.
+# --- hosts that need not be nodes -------------------------------------------------------------------------------------
+# Shows the keys of hosts as a user writes them, and what they are.
 
 
 def host_spec(word: str, remote_root: str) -> NodeSpec:

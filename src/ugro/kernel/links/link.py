@@ -28,8 +28,8 @@ from ugro.kernel.support.errors import RemoteFailure, TimedOut, Unreachable, Usa
 from ugro.kernel.support.moments import boot_clock_s
 from ugro.node import wire
 
-# --- keepalive --------------------------------------------------------------------------------------------------------
-# Keepalives of one link: whether the peer answers, the round-trip time, and the offset of its clock.
+# --- keepalives -------------------------------------------------------------------------------------------------------
+# Says whether the peer answers, after which time, and how far its clock is from ours.
 
 
 INTERVAL_S = 2.0
@@ -147,7 +147,7 @@ def _now_s(ping: _Ping, ours_s: float) -> float:
     return ping.offset_s - by_s if abs(by_s) > _SET_S else ping.offset_s
 
 
-# --- link -------------------------------------------------------------------------------------------------------------
+# --- the link ---------------------------------------------------------------------------------------------------------
 
 
 # A node program that hears nothing for so long ends itself and its commands: the agent is gone.

@@ -13,7 +13,7 @@ from enum import StrEnum
 from ugro.features.power.model import OwnerReport, OwnerRule, PowerReport, PowerRule, PowerState
 from ugro.kernel.access.model import login_name, node_of
 
-# --- hostkey ----------------------------------------------------------------------------------------------------------
+# --- host keys --------------------------------------------------------------------------------------------------------
 # A node's SSH host key, as shown to the person who has to accept it.
 
 
@@ -31,7 +31,7 @@ class HostKey:
         return bool(self.known_fingerprints) and not self.is_trusted
 
 
-# --- node -------------------------------------------------------------------------------------------------------------
+# --- nodes ------------------------------------------------------------------------------------------------------------
 
 
 _LAST_S = 2**37  # in the year 6325

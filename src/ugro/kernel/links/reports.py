@@ -1,4 +1,4 @@
-"""Health checks: probes over the open links, assessed by policy."""
+"""Health checks: probes over the open links, with the verdict of the health rules."""
 
 from __future__ import annotations
 
@@ -253,8 +253,8 @@ def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
-# --- node reports -----------------------------------------------------------------------------------------------------
-# The latest report of every node, refreshed in the background. Reading them never waits for a node.
+# --- the latest report of every node ----------------------------------------------------------------------------------
+# Reports are refreshed in the background. Reading them never waits for a node.
 
 
 log = logging.getLogger(__name__)

@@ -20,15 +20,14 @@ from ugro.kernel.links.model import NodeSpec
 from ugro.kernel.support.process import restore_limit
 from ugro.node import loader, wire
 
-# --- bootstrap --------------------------------------------------------------------------------------------------------
-# Installs and starts the node program: one connection, one fixed shell command, everything else on stdin.
+# --- installing and starting the node program -------------------------------------------------------------------------
+# One connection and one fixed shell command do it; everything else comes on stdin.
 #
 # The command works in bash, dash, fish and csh alike because it contains no user data and nothing that any of them
 # treats specially inside single quotes. Whatever rc files print before our marker is skipped.
 #
 # The node program is one file on the node. What runs are the bytes whose hash was compared, imported from memory:
-# nothing
-# that others could put beside it, or change afterwards, is ever executed.
+# nothing that others could put beside it, or change afterwards, is ever executed.
 
 
 MARKER = b"UGRO1 "
@@ -216,10 +215,9 @@ def first_lines(spec: NodeSpec, nonce: str, silence_s: float) -> bytes:
     return f"{':'.join(candidates)}\n".encode() + f"S={_STAGE!a};A={arguments!a};exec(S)\n".encode("ascii")
 
 
-# --- process ----------------------------------------------------------------------------------------------------------
-# The process behind a link: ssh, a shell on this machine, or the node's transport command.
-#
-# Its stdin and stdout are one socket of ours. The end of its stderr is kept for error messages.
+# --- the process behind a link ----------------------------------------------------------------------------------------
+# It is ssh, a shell on this machine, or the node's transport command. Its stdin and stdout are one socket of ours. The
+# end of its stderr is kept for error messages.
 
 
 # ssh prints a line or two, rc files perhaps a page; a process that prints more never stops.
@@ -317,7 +315,7 @@ def _start(argv: Sequence[str], env: Mapping[str, str]) -> tuple[subprocess.Pope
     return process, talk, heard
 
 
-# --- transport --------------------------------------------------------------------------------------------------------
+# --- the command that reaches a node ----------------------------------------------------------------------------------
 
 
 # Keys, names, jumps and ports come from the user's own ssh configuration. These options make the link one connection

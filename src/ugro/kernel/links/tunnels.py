@@ -71,8 +71,8 @@ async def connect(node: Node, identity: Identity, target: PortTarget | SocketTar
     return duplex
 
 
-# --- tunnels ----------------------------------------------------------------------------------------------------------
-# Connections that clients have to what listens on nodes: a bounded number, each until one of its ends is gone.
+# --- connections of clients -------------------------------------------------------------------------------------------
+# There is a bounded number of them. Each lasts until one of its ends is gone.
 
 
 MOST = 256

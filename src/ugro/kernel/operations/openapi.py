@@ -1,6 +1,7 @@
 """The API's description (OpenAPI): what each route is called, takes and answers, and the role that it needs.
 
-Its addresses are those of the HTTPS API. FastAPI describes the requests; what is answered is in ``answers``.
+Its addresses are those of the HTTPS API. FastAPI describes the requests; what is answered is in ``answers``, or in the
+declaration of the request.
 """
 
 from __future__ import annotations

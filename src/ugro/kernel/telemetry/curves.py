@@ -14,7 +14,7 @@ from ugro.kernel.store.connection import Connection, Row
 from ugro.kernel.telemetry import bins as binning
 from ugro.kernel.telemetry.bins import Bins, pack_real, pack_whole, unpack_real, unpack_whole
 
-# --- series -----------------------------------------------------------------------------------------------------------
+# --- the tables of curves ---------------------------------------------------------------------------------------------
 # The tables of the metric store: appending points to curves, and putting them into chunks. SQL stays here.
 #
 # Points that come are kept as they come, in loose chunks. When there are enough of them they are sealed: put in order,
@@ -274,7 +274,7 @@ def owners_by_age(db: Connection, kind: str) -> Sequence[tuple[str, int]]:
     return [(row["owner"], row["last"] or 0) for row in db.execute(query, (kind, kind + "\U0010ffff"))]
 
 
-# --- curves -----------------------------------------------------------------------------------------------------------
+# --- reading curves ---------------------------------------------------------------------------------------------------
 
 
 MOST_BINS = 2000

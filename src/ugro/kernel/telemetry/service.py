@@ -41,8 +41,8 @@ from ugro.kernel.telemetry.metricstore import JOB, MetricStore, job_owner, node_
 from ugro.kernel.telemetry.model import Measured, is_averaged, is_internal
 from ugro.kernel.telemetry.prometheus import PrometheusMetrics, Services, Usage
 
-# --- metrics ingest ---------------------------------------------------------------------------------------------------
-# Reads metrics from the collected files of jobs while they run, and again after they have ended.
+# --- metrics of jobs --------------------------------------------------------------------------------------------------
+# They are read from the collected files of jobs while they run, and again after they have ended.
 
 
 log = logging.getLogger(__name__)
@@ -102,7 +102,7 @@ class MetricsIngest:
             log.error("cannot read its metrics: %s", error, extra={"job": job})
 
 
-# --- service ----------------------------------------------------------------------------------------------------------
+# --- the parts of monitoring ------------------------------------------------------------------------------------------
 
 
 _LOOK_S = 0.5

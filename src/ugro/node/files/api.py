@@ -42,7 +42,7 @@ from ugro.node.runs.rundir import agent_of, run_of
 # - The newest is the one with the highest number at the end of its name, before suffixes such as .pt (``step_000200``,
 # ``epoch-3.pt``); a number with a decimal point, or of more than 18 digits, does not count. Names without a number
 # come after those with one. Among equals, the attempt that wrote them decides, and then the order in which they were
-# written (``checkpoint_order``). Symbolic links are ignored.
+# written (``checkpoint_dir``). Symbolic links are ignored.
 # - ``UGRO_RESUME_DIR`` is a folder with exactly the checkpoint to resume from: the content of one that is a folder, or
 # the one file. The program must not write to it. If it is not set, there is nothing to resume from. The same
 # checkpoint is in the folder of the checkpoints, under its name.

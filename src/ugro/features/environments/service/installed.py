@@ -1,4 +1,4 @@
-"""Reads what the script of a job imports from the snapshot of its code. The rules are in ``policy.nodes.imports``."""
+"""Reads what the script of a job imports from the snapshot of its code. ``rules.imports`` decides."""
 
 from __future__ import annotations
 
@@ -241,7 +241,7 @@ def _wants_sdk(spec: JobSpec, tree: StoredTree) -> bool:
 
 
 class StoredTree:
-    """A snapshot as ``policy.nodes.imports`` looks at it. Links are not followed."""
+    """A snapshot as ``rules.imports`` looks at it. Links are not followed."""
 
     def __init__(self, store: ContentStore, root: bytes) -> None:
         self._store = store

@@ -1,6 +1,6 @@
 """`ugro node setup`: makes a Python environment on nodes, all at once, and collects the versions that jobs find there.
 
-``policy.nodes.version_table`` compares them. A node that is down or fails does not hold up the others.
+``rules.versions`` compares them. A node that is down or fails does not hold up the others.
 """
 
 from __future__ import annotations

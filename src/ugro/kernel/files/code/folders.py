@@ -67,8 +67,8 @@ class _Cached:
     folders: tuple[str | None, ...]
 
 
-# --- folder transfer --------------------------------------------------------------------------------------------------
-# Sends folders to nodes: each once, straight into its files there. The node says what it lacks, again and again.
+# --- sending folders to nodes -----------------------------------------------------------------------------------------
+# Each folder is sent once, straight into its files there. The node says what it lacks, again and again.
 
 
 _CONNECT_S = 3.0
@@ -116,11 +116,10 @@ class FolderTransfers(CodeTransfers):
             return list(dict.fromkeys(Layout(trees.parse_id(root), store.entries).trees))
 
 
-# --- folders ----------------------------------------------------------------------------------------------------------
-# The folders that jobs name: stored here when a job is submitted, sent to its nodes before it starts there.
-#
-# They have a store, a limit and transfers of their own: a model of 13 GB pushes no code out, and code that is submitted
-# meanwhile does not wait until it was read.
+# --- the folders that jobs name ---------------------------------------------------------------------------------------
+# They are stored here when a job is submitted, and sent to its nodes before it starts there. They have a store, a limit
+# and transfers of their own: a model of 13 GB pushes no code out, and code that is submitted meanwhile does not wait
+# until it was read.
 
 
 log = logging.getLogger(__name__)

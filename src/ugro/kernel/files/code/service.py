@@ -41,7 +41,7 @@ from ugro.node.files.workdir import FILE
 from ugro.node.program import Refused
 from ugro.node.trees import TreeEntry
 
-# --- result rules -----------------------------------------------------------------------------------------------------
+# --- which results the ignore files name ------------------------------------------------------------------------------
 # What the ignore files of a job's code, and the configuration, say about the files that the job makes.
 #
 # The ignore files are those that were sent: what is edited here later, or what the job writes on the node, has no say.
@@ -122,12 +122,11 @@ def _content(store: ContentStore, file: TreeEntry) -> bytes:
         return b""
 
 
-# --- sdk --------------------------------------------------------------------------------------------------------------
+# --- UGRO's own package -----------------------------------------------------------------------------------------------
 # UGRO's own package as it is sent to nodes: one zip that Python imports from, a tree in the content store.
 #
 # All of it that is Python: a script that imports more than ``ugro.train`` gets one version of everything, not a mix
-# with
-# what a node has installed. The same files are the same bytes, so a node gets it once.
+# with what a node has installed. The same files are the same bytes, so a node gets it once.
 
 
 _MIDNIGHT = (1980, 1, 1, 0, 0, 0)  # the first moment that a zip knows
@@ -168,7 +167,7 @@ def package() -> bytes:
     return found.getvalue()
 
 
-# --- service ----------------------------------------------------------------------------------------------------------
+# --- the code of jobs -------------------------------------------------------------------------------------------------
 
 
 log = logging.getLogger(__name__)

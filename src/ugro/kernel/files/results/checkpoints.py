@@ -37,7 +37,7 @@ from ugro.node.files import transfer as received
 from ugro.node.files.listing import RunFile, Unsendable, fingerprint
 from ugro.node.files.transfer import StreamError
 
-# --- checkpoint store -------------------------------------------------------------------------------------------------
+# --- checkpoints kept here --------------------------------------------------------------------------------------------
 # What a job can resume from, and what each attempt began from: complete, or not there.
 #
 # ``jobs/<id>/.checkpoints/`` has a folder for each checkpoint, numbered in the order of arrival: the highest is the
@@ -229,7 +229,7 @@ def _size(folder: Path) -> int:
     return sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file())
 
 
-# --- checkpoint sync --------------------------------------------------------------------------------------------------
+# --- fetching and putting checkpoints ---------------------------------------------------------------------------------
 
 
 log = logging.getLogger(__name__)

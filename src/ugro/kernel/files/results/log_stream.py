@@ -268,8 +268,8 @@ class _Stream:
             return 0
 
 
-# --- log text ---------------------------------------------------------------------------------------------------------
-# A log's frames as plain text, for programs that know HTTP alone.
+# --- logs as plain text -----------------------------------------------------------------------------------------------
+# Programs that know HTTP alone get a log's text without frames.
 
 
 async def log_text(frames: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:

@@ -1,6 +1,6 @@
 """Before ranks start: sets up each node, compares their environments, and finds an address where ranks can meet.
 
-``policy.nodes`` judges what is found. Raises ``LaunchRefused`` when the attempt must not start.
+What is found is judged by pure rules. Raises ``LaunchRefused`` when the attempt must not start.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from ugro.kernel.support.aio import one_error, together
 from ugro.kernel.support.errors import RemoteFailure, UgroError
 from ugro.node.messages import Connections, Modules, Packages
 
-# --- rendezvous -------------------------------------------------------------------------------------------------------
-# Finds where the ranks of a job meet: an address of the first node that all others have really reached.
+# --- where ranks meet -------------------------------------------------------------------------------------------------
+# They meet at an address of the first node that all others have really reached.
 
 
 log = logging.getLogger(__name__)
@@ -73,7 +73,7 @@ def _raise_first(outcomes: Mapping[str, object]) -> None:
             raise outcome
 
 
-# --- preflight --------------------------------------------------------------------------------------------------------
+# --- checks before ranks start ----------------------------------------------------------------------------------------
 
 
 LOOPBACK_INTERFACE = "lo"

@@ -17,8 +17,8 @@ from ugro.node.runs import logs as inline_logs
 from ugro.node.runs.notices import shown
 from ugro.node.runs.rundir import EXIT_BYTES
 
-# --- run packing ------------------------------------------------------------------------------------------------------
-# Runs to be started, in as few messages as they fit into.
+# --- packing starts into messages -------------------------------------------------------------------------------------
+# Runs are started in as few messages as they fit into.
 
 
 _MOST_BYTES = wire.MAX_PAYLOAD // 2
@@ -46,7 +46,7 @@ def packed(runs: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]] | UgroEr
         yield part
 
 
-# --- runs -------------------------------------------------------------------------------------------------------------
+# --- the runs on one node ---------------------------------------------------------------------------------------------
 
 
 T = TypeVar("T")
