@@ -275,8 +275,7 @@ class Notices:
 # Says whom a rank waits for between two steps: another may have left its loop early, or may still be in it.
 #
 # Ranks leave a word in the store of the process group before they wait. A rank that has waited for long looks who has
-# not
-# come. What hangs is left alone: somebody may only be slow.
+# not come. What hangs is left alone: somebody may only be slow.
 
 
 _KEY = "waiting"

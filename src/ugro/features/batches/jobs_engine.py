@@ -154,8 +154,7 @@ class _Reading:
 # What a host is made of: a short text that is its job's command, and an archive that its pool sends.
 #
 # The job's working directory is the user's, as with every job, so that the modules of a function are found there; our
-# own
-# code goes beside it.
+# own code goes beside it.
 
 
 SOCKET = "pool/host"  # in the run directory

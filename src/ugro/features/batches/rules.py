@@ -394,10 +394,8 @@ def _best(candidates: Sequence[Candidate], count: int | None) -> list[Candidate]
 # How many items the next batch of a slot has.
 #
 # Slots are unequal and items are too. So the cost of an item is measured for each slot, a batch aims at the same time
-# on
-# all of them, and the last items are shared out by speed. A wrong guess is repaired by the slot, which gives back what
-# it
-# could not do in time.
+# on all of them, and the last items are shared out by speed. A wrong guess is repaired by the slot, which gives back
+# what it could not do in time.
 
 
 _FORGETTING = 0.5  # of what was measured before, at each answer

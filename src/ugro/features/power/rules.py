@@ -22,9 +22,8 @@ from ugro.kernel.support.quantities import jobs as named_jobs
 # The owner of a machine comes first: whether one is there, and what becomes of the jobs there then.
 #
 # A node takes no job from the first sign of its owner until it was quiet for as long as its rule says, so that a job
-# that
-# made way is not started there and ended again and again. Nothing is moved back: a job that has started elsewhere stays
-# there.
+# that made way is not started there and ended again and again. Nothing is moved back: a job that has started elsewhere
+# stays there.
 
 
 # Of an equal share of each batch, or of its cores, what a job keeps of a machine whose owner is there.

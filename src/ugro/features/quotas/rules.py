@@ -20,8 +20,7 @@ from ugro.kernel.jobs.records import QuotaUse, UsageRow
 # How much of the cluster each user has had lately: in devices, averaged with weights that halve every half-life.
 #
 # A user who held 2 devices for ever has an average of 2; one who held them for a half-life and then nothing, for
-# another
-# half-life, has 0.5. So what was used and what is held now are in the same unit, and can be added.
+# another half-life, has 0.5. So what was used and what is held now are in the same unit, and can be added.
 
 
 WEEK_S = 7 * 86400.0

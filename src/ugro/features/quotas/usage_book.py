@@ -22,8 +22,7 @@ from ugro.kernel.support.moments import Instant
 # The members of Unix groups of this machine. They are looked up in a thread: they may come from a slow directory.
 #
 # A directory that does not answer looks like one that has no such group or user. So what was known once counts until
-# the
-# directory says something else: an outage must not lift the quotas of a group.
+# the directory says something else: an outage must not lift the quotas of a group.
 
 
 log = logging.getLogger(__name__)

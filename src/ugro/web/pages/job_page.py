@@ -47,8 +47,7 @@ from ugro.kernel.telemetry.model import is_internal
 # The ranks of a job's newest attempt: node and state of each, as far as known.
 #
 # A node reports that it has started its ranks, and their ends when all of them have ended. With several ranks on one
-# node
-# it is not known before that whether one has already ended.
+# node it is not known before that whether one has already ended.
 
 
 _NOT_YET = frozenset({RunState.ABSENT, RunState.STARTING})

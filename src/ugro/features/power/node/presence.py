@@ -109,8 +109,7 @@ def _since_us(said: Dict[str, str]) -> int:
 # Who types on a terminal of this machine: a console, a window, or a login over the network.
 #
 # The kernel notes when a terminal was last read from (in steps of 8 s). Output alone is no sign: a program that was
-# left
-# running writes, and nobody is there. Terminals of UGRO's own commands and jobs are nobody's.
+# left running writes, and nobody is there. Terminals of UGRO's own commands and jobs are nobody's.
 
 
 # Carried by every process of a job, of its set-up, and of ``ugro exec``.
@@ -218,10 +217,9 @@ def is_ours(pid: int, proc: str = "/proc") -> bool:
 # A process counts when it was seen twice: one of ours that is about to end has lost its mark already. Of a process that
 # this machine's /proc does not have, as from inside a container, nothing is known.
 #
-# Processes in containers count, too, with one exception: the daemon that starts a container for a job
-# (`docker run`) leaves no mark of the job on it. So they are taken for a job's as long as one of UGRO's own processes
-# is
-# such a client.
+# Processes in containers count, too, with one exception: the daemon that starts a container for a job (`docker run`)
+# leaves no mark of the job on it. So they are taken for a job's as long as one of UGRO's own processes is such a
+# client.
 
 
 # A desktop has some memory of a GPU as long as it runs, whether somebody is there or not.
