@@ -1,4 +1,1 @@
-"""Stands still while the state may be older than the world.
-
-Does not guess which is right: somebody says how to go on.
-"""
+"""Stands still while the state may be older than the world, until someone says how to go on."""
