@@ -1,4 +1,4 @@
-"""``ugro token``: tokens with which programs use the HTTPS API."""
+"""``ugro allow`` and ``deny`` a cluster file; ``ugro audit``; ``ugro token``: tokens for programs."""
 
 from __future__ import annotations
 

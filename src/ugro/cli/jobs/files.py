@@ -1,4 +1,4 @@
-"""``ugro results``: shows, copies and deletes the results of a job."""
+"""``ugro results``: shows, copies and deletes the results of a job. ``ugro sync``: sends code."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``ugro status``."""
+"""``ugro status``, ``why``, ``wait``, ``cancel`` and ``clone``."""
 
 from __future__ import annotations
 

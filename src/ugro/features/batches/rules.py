@@ -1,4 +1,4 @@
-"""Who has which items: every item ends in exactly one outcome, whatever is given back, fails or dies.
+"""Decides what a map would take, how its items are cut, and who has which: every item ends in exactly one outcome.
 
 Pure: it takes items from the input that it was given, and otherwise only keeps books. An item may be *run* more than
 once (its process died before it could answer), but it has one result or one failure.

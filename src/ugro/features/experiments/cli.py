@@ -1,4 +1,4 @@
-"""``ugro experiment``: trains the same models in several ways on the same nodes, and reports what that measured."""
+"""``ugro experiment``: trains models in several ways, and reports on it; ``ugro compare``; ``ugro note``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The keys under ``power``: of the cluster file, of its labels, and of a node."""
+"""The keys under ``owner`` and ``power``: of the cluster file, of its labels, and of a node."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a node goes to sleep, is woken, or has changed by itself: one node's situation in, the next step out.
+"""Decides what jobs do while an owner is there, and whether a node goes to sleep or is woken: its next step.
 
 No loop is possible: after each step a node stays awake for its cool-down; each suspend and each wake counts against a
 budget per hour; a suspend needs room for the wake that follows; and what failed is tried again after growing pauses.

@@ -1,4 +1,4 @@
-"""What a pool has in use, has used, and has promised, against its limits: one account per pool, for one pass.
+"""Decides by past use and limits: fair shares of users; an account for each pool during a pass; and the report.
 
 GPU-hours are checked before a job starts and never by stopping one. So that no window of a day or a week ever has more
 than its limit, a running job counts with all that it may still use: up to its time limit, or, without one, for the

@@ -1,4 +1,4 @@
-"""What users and groups use: from the books of ended attempts, and what runs and waits now."""
+"""Enforces quotas at a submission (``QuotaGate``), and reports what users and groups have used, use and wait for."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The headline of a job: reads what ``rules_headline`` needs, a few coarse curves and the end of a log."""
+"""Energy, headline and profile of a job: reads a few coarse curves and the end of a log, and asks the rules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A transport is a command that gives stdin and stdout on a node: ssh, none (this machine), or the user's own."""
+"""Reaches a node: the command that gives stdin and stdout there (ssh, none, the user's own), and the node program's start."""
 
 from __future__ import annotations
 

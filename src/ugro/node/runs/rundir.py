@@ -1,4 +1,4 @@
-"""The run directory: which file means what, and the guards that make a start happen at most once.
+"""The run directory: which file means what, its lease, and the guards that make a start happen at most once.
 
 ``<root>/.ugro/agents/<agent>@<node>@<machine>/`` holds the agent's generation, its lease, a fence for each job, and a
 directory for each run (one attempt at a job on this node). It belongs to one node name on one machine, also where

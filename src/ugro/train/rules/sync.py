@@ -1,4 +1,4 @@
-"""How often ranks synchronise: in every step, or in rounds of their own steps (local SGD)."""
+"""Decides how often ranks synchronise (every step, or rounds of local SGD), and how gradients are compressed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads what the script of a job imports from the snapshot of its code. ``rules.imports`` decides."""
+"""What jobs ran with, what their scripts import, and which modules nodes have. ``rules.imports`` decides."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a keyboard, a mouse or a joystick of this machine is used.
+"""Who uses this machine: its display, terminals, GPUs, keyboard, mouse and joystick. Serves `presence.*`.
 
 What is typed is never read. Interrupts of built-in keyboards and touchpads are counted by the kernel, for everybody to
 see. Of other devices, where this user may open them, it is only asked whether something has happened.

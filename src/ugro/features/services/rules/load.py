@@ -1,4 +1,4 @@
-"""How many replicas a service needs: from how many requests there are at once, and how long they take.
+"""Decides how many replicas a service needs, and the weight of each at the door, from its requests.
 
 More at once, when it is needed for a moment; fewer slowly, by one, and only if the rest would still have room. A number
 that proved too small is not tried again for a while, which doubles each time: under a constant load the number settles.
