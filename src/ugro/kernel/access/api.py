@@ -1,4 +1,4 @@
-"""The routes that read the audit log and describe the API."""
+"""The route that reads the audit log."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ def add_audit_routes(app: FastAPI, audit: AuditLog) -> None:
         return json_response({"audit": await audit.newest(limit, first, user)})
 
 
-# --- the description of the API ---------------------------------------------------------------------------------------
+# --- identity ---------------------------------------------------------------------------------------------------------
+# The description of the API, as a route of its own.
 
 
 def add_identity_routes(app: FastAPI) -> None:

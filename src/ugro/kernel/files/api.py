@@ -34,7 +34,7 @@ from ugro.kernel.support.errors import NotFound, UgroError
 from ugro.node import wire
 
 # --- code -------------------------------------------------------------------------------------------------------------
-# Sends code, removes old copies, and shows what was transferred.
+# The API's routes for code: send it, remove old copies, show what was transferred.
 
 
 _SIGN_OF_LIFE_S = 5.0
@@ -100,7 +100,7 @@ async def _told(agent: Agent, body: SyncBody, nodes: Sequence[str]) -> AsyncGene
             yield [{"node": replace(report, node=node_of(report.node))} for report in reports]
 
 
-# --- the files of a job's results -------------------------------------------------------------------------------------
+# --- result files -----------------------------------------------------------------------------------------------------
 
 
 _FRAMES = "application/vnd.ugro.frames"

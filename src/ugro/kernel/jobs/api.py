@@ -190,6 +190,7 @@ def _position(text: str) -> tuple[tuple[int, int], int]:
 
 
 # --- results ----------------------------------------------------------------------------------------------------------
+# The API's routes for job results.
 
 
 _MOST_COMPARED = 20

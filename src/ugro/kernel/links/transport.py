@@ -1,4 +1,4 @@
-"""Reaches a node: the command that gives stdin and stdout there (ssh, none, the user's own), and the node program's start."""
+"""Reaches a node: the command that gives stdin and stdout there, its process, and the start of the node program."""
 
 from __future__ import annotations
 

@@ -265,8 +265,8 @@ ANSWERS: Mapping[str, Answer] = {
 }
 
 
-# --- JSON schemas of answers ------------------------------------------------------------------------------------------
-# They are made from the classes that the agent writes and the client reads.
+# --- answer schemas ---------------------------------------------------------------------------------------------------
+# JSON schemas of what routes answer, made from the classes that the agent writes and the client reads.
 
 
 Schema = dict[str, Any]

@@ -337,8 +337,8 @@ async def _answer_bug(request: Request, error: Exception) -> Response:
     return await _answer_error(request, internal_error(error))
 
 
-# --- the server of the agent's API ------------------------------------------------------------------------------------
-# Its imports are slow.
+# --- server -----------------------------------------------------------------------------------------------------------
+# The server of the agent's API. A module of its own, because its imports are slow.
 
 
 _GOODBYE_S = 2
