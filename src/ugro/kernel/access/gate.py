@@ -30,7 +30,7 @@ from ugro.kernel.operations.responses import BoundedRequest
 from ugro.kernel.support.errors import NotAllowed
 
 # --- streams end with the right to read them --------------------------------------------------------------------------
-# A stream ends when whoever opened it may not read it any more: a token ends, a role is lowered, a member leaves.
+# A stream ends when its reader may not read it any more: a token ends, a role is lowered, a member leaves.
 
 
 LOOKED_S = 1.0  # how often it is looked at, while something is sent
