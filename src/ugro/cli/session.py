@@ -6,13 +6,12 @@ import gc
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from ugro.cli.output import Output, command_meant
-from ugro.kernel.feature import Command, installed
+from ugro.kernel.feature import Command, import_object, installed
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -164,10 +163,9 @@ def added_below(words: str) -> dict[str, Command]:
 
 
 def loaded(command: Command) -> click.Command:
-    module, _, attribute = command.target.partition(":")
     gc.disable()  # modules are no garbage; a collection takes a tenth of the start-up time
     try:
-        found: click.Command = getattr(import_module(module), attribute)
+        found: click.Command = import_object(command.target)
     finally:
         gc.enable()
     return found

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 from ugro.kernel.support.errors import ConfigError
 
@@ -51,6 +52,7 @@ class Feature:
     package: str  # where it is: its ``operations.py`` is found there
     needs: tuple[str, ...] = ()  # features without which it is left out
     commands: Mapping[str, Command] = field(default_factory=dict)  # by their words: "sweep", "node bench"
+    settings: Mapping[str, str] = field(default_factory=dict)  # sections of cluster.yaml: name → module:class
     pages: Mapping[str, Page] = field(default_factory=dict)  # by route: "GET /sweeps"
     menu: tuple[Entry, ...] = ()
     on_nodes: tuple[str, ...] = ()  # its files and folders that travel with the node program
@@ -59,6 +61,12 @@ class Feature:
     @property
     def folder(self) -> Path:
         return Path(str(import_module(self.package).__file__)).parent
+
+
+def import_object(target: str) -> Any:
+    """Returns what ``module:attribute`` names."""
+    module, _, attribute = target.partition(":")
+    return getattr(import_module(module), attribute)
 
 
 @cache
@@ -88,9 +96,8 @@ def _own() -> Iterator[Feature]:
 
 def _of_others() -> Iterator[Feature]:
     for target in _entry_points():
-        module, _, attribute = target.partition(":")
         try:
-            feature = getattr(import_module(module), attribute)
+            feature = import_object(target)
         except (ImportError, AttributeError) as error:
             text = f"the feature {target} cannot be loaded: {error}"
             raise ConfigError(text, hint="reinstall or remove it") from error

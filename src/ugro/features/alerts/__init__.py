@@ -12,4 +12,5 @@ FEATURE = Feature(
             "ugro.features.alerts.cli:alerts", "Show alerts about nodes, and test notification channels.", "Observe"
         ),
     },
+    settings={"alerts": "ugro.features.alerts.config:AlertSection"},
 )

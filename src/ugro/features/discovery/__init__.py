@@ -19,4 +19,5 @@ FEATURE = Feature(
             "Show the machines that discovery finds, or add them.",
         ),
     },
+    settings={"discovery": "ugro.features.discovery.config:DiscoverySection"},
 )

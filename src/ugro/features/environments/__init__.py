@@ -19,5 +19,6 @@ FEATURE = Feature(
             "Make the Python environment on nodes, and compare versions.",
         ),
     },
+    settings={"environments": "ugro.features.environments.config:EnvironmentsSection"},
     on_nodes=("node",),
 )

@@ -12,4 +12,5 @@ FEATURE = Feature(
             "ugro.features.hooks.cli:hooks", "Show and test what is called when something happens.", "Observe"
         ),
     },
+    settings={"hooks": "ugro.features.hooks.config:HookSection"},
 )

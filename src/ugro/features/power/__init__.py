@@ -14,5 +14,9 @@ FEATURE = Feature(
         "node sleep": Command("ugro.features.power.cli:sleep", "Suspend a node now, if nobody would miss it."),
         "node wake": Command("ugro.features.power.cli:wake", "Wake a node that sleeps."),
     },
+    settings={
+        "owner": "ugro.features.power.config:OwnerSection",
+        "power": "ugro.features.power.config:PowerSection",
+    },
     on_nodes=("node",),
 )

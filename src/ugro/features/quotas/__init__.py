@@ -12,6 +12,10 @@ FEATURE = Feature(
             "ugro.features.quotas.cli:usage", "Show what users and groups have used, against their quotas.", "Observe"
         ),
     },
+    settings={
+        "quotas": "ugro.features.quotas.config:QuotaSection",
+        "fair_share": "ugro.features.quotas.config:FairShareSection",
+    },
     pages={
         "GET /usage": Page(),
         "GET /usage.csv": Page(),

@@ -13,4 +13,5 @@ FEATURE = Feature(
             "ugro.features.ray.cli:cluster", "Run Ray clusters on the nodes: start, scale, stop.", "Cluster"
         ),
     },
+    settings={"ray": "ugro.features.ray.config:RaySection"},
 )

@@ -4,4 +4,8 @@ from __future__ import annotations
 
 from ugro.kernel.feature import Feature
 
-FEATURE = Feature("retention", __name__)
+FEATURE = Feature(
+    "retention",
+    __name__,
+    settings={"retention": "ugro.features.retention.config:RetentionSection"},
+)

@@ -4,4 +4,8 @@ from __future__ import annotations
 
 from ugro.kernel.feature import Feature
 
-FEATURE = Feature("trackers", __name__)
+FEATURE = Feature(
+    "trackers",
+    __name__,
+    settings={"export": "ugro.features.trackers.config:ExportSection"},
+)

@@ -10,5 +10,6 @@ FEATURE = Feature(
     commands={
         "profile": Command("ugro.features.training.cli:profile", "Show where a training's time goes.", "Results"),
     },
+    settings={"energy": "ugro.features.training.config:EnergySection"},
     on_nodes=("on_node.py",),
 )
