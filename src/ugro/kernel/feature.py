@@ -55,6 +55,7 @@ class Feature:
     settings: Mapping[str, str] = field(default_factory=dict)  # sections of cluster.yaml: name → module:class
     pages: Mapping[str, Page] = field(default_factory=dict)  # by route: "GET /sweeps"
     menu: tuple[Entry, ...] = ()
+    service: str = ""  # module:class, made with the agent: what it marks with ``answers`` is served
     on_nodes: tuple[str, ...] = ()  # its files and folders that travel with the node program
 
 
