@@ -8,29 +8,18 @@ import click
 
 from ugro.cli import candidates, health, host_keys
 from ugro.cli.output import Cell, Output
-from ugro.cli.session import CommandGroup, Session, json_option, pass_session
-from ugro.features.discovery.cli import discover
-from ugro.features.environments import cli as setup
-from ugro.features.hardware import cli as bench
+from ugro.cli.session import ExtendedGroup, Session, json_option, pass_session
 from ugro.features.hardware import cli as figures
 from ugro.features.health import cli as doctor
-from ugro.features.power import cli as power
 from ugro.features.power.model import OwnerReport
 from ugro.kernel.links.model import NodeReport, Status, by_name
 from ugro.kernel.support.errors import UsageError
 from ugro.kernel.support.quantities import format_duration, format_size
 
 
-@click.group(cls=CommandGroup)
+@click.group(cls=ExtendedGroup)
 def node() -> None:
     """Manage nodes: list, show, add, trust, drain, set up, measure."""
-
-
-node.add_command(bench.bench)
-node.add_command(setup.setup)
-node.add_command(discover)
-node.add_command(power.sleep)
-node.add_command(power.wake)
 
 
 @node.command()

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from ugro.features.alerts import rules
 from ugro.features.alerts.channels import Message, Notifier
-from ugro.features.alerts.config import LOG
+from ugro.features.alerts.config import LOG, AlertSection
 from ugro.features.alerts.model import Alert, Key, Severity
 from ugro.features.alerts.rules import CLUSTER, Notice
 from ugro.features.alerts.store import AlertStore
@@ -278,7 +278,7 @@ class Monitor:
 
     @property
     def _thresholds(self) -> rules.Thresholds:
-        settings = self._cluster.config.alerts
+        settings = self._cluster.config.section(AlertSection)
         return rules.Thresholds(
             settings.score_warning, settings.score_critical, settings.gpu_temperature_warning,
             settings.gpu_temperature_critical, settings.memory_warning, settings.memory_critical,
@@ -286,7 +286,7 @@ class Monitor:
         )  # fmt: skip
 
     def _notify(self, notice: Notice, before: Alert | None) -> None:
-        settings = self._cluster.config.alerts
+        settings = self._cluster.config.section(AlertSection)
         is_wanted = rules.is_wanted(notice, before, Severity(settings.least))
         message = Message(
             title=notice.text,

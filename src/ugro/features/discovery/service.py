@@ -20,6 +20,7 @@ from pathlib import Path
 
 from ugro.features.discovery import rules
 from ugro.features.discovery.candidates import Rules, SourceWatch, merged, spec_of
+from ugro.features.discovery.config import DiscoverySection
 from ugro.features.discovery.model import Candidate, Discovered, Found, Member, Standing
 from ugro.features.discovery.rules import Act, Situation, Step
 from ugro.features.discovery.sources import sources_of
@@ -185,13 +186,13 @@ class Discovery:
         for watch in self._watches:
             if id(watch) in before:
                 watch.look_again()
-        limit_s = min(self._cluster.config.discovery.timeout + 1, _LONGEST_LOOK_S)
+        limit_s = min(self._cluster.config.section(DiscoverySection).timeout + 1, _LONGEST_LOOK_S)
         await asyncio.gather(*(watch.answered(limit_s) for watch in self._watches))
         await self._pass()
         if self._trying is not None:
             await asyncio.wait([self._trying], timeout=_SETTLED_S)
         return Discovered(
-            self._cluster.config.discovery.join,
+            self._cluster.config.section(DiscoverySection).join,
             tuple(watch.state() for watch in self._watches),
             tuple(self._found()),
         )
@@ -205,7 +206,7 @@ class Discovery:
 
     async def candidate(self, name: str) -> NodeSpec | None:
         """Of a machine that is found and is no node. With `join: ask`, somebody may have looked long ago."""
-        if not self._watches and self._cluster.config.discovery.has_sources:
+        if not self._watches and self._cluster.config.section(DiscoverySection).has_sources:
             await self.look()
         found = self._candidates().get(name)
         return spec_of(found, self._cluster.config) if found is not None else None
@@ -243,7 +244,7 @@ class Discovery:
 
     async def _settled(self) -> None:
         """Every source has answered, and all that they list was tried; waits a few seconds at most."""
-        if not self._cluster.config.discovery.adds_nodes:
+        if not self._cluster.config.section(DiscoverySection).adds_nodes:
             return
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_SETTLED_S):
@@ -258,7 +259,7 @@ class Discovery:
         """Starts and ends watches as the configuration says."""
         async with self._changing:
             config = self._cluster.config
-            section = config.discovery
+            section = config.section(DiscoverySection)
             is_wanted = section.join == "auto" or time.monotonic() - self._asked_at < _INTEREST_S
             sources = sources_of(config, self._cluster.inventory.ssh_config) if is_wanted else ()
             of_all = self._rules
@@ -292,7 +293,7 @@ class Discovery:
             await self._cluster.take_up_found()
 
     def _situation(self, busy: set[str]) -> Situation:
-        section = self._cluster.config.discovery
+        section = self._cluster.config.section(DiscoverySection)
         now = time.monotonic()
         return Situation(
             candidates=self._candidates(),
@@ -325,7 +326,7 @@ class Discovery:
         log.info("discovery: %s%s", step.act, f": {step.reason}" if step.reason else "", extra={"node": step.name})
 
     def _try_candidates(self) -> None:
-        section = self._cluster.config.discovery
+        section = self._cluster.config.section(DiscoverySection)
         is_trying = self._trying is not None and not self._trying.done()
         if section.join != "auto" or is_trying:
             return
@@ -347,7 +348,7 @@ class Discovery:
 
     async def _join(self, candidate: Candidate) -> None:
         """Looks again first: much may have changed while it was tried."""
-        section, configured = self._cluster.config.discovery, self._cluster.config.nodes
+        section, configured = self._cluster.config.section(DiscoverySection), self._cluster.config.nodes
         listed = self._candidates().get(candidate.name)
         is_open = section.join == "auto" and listed is not None and listed.reach == candidate.reach
         if not is_open or not rules.joinable({candidate.name: candidate}, self._members, configured, section.most):
@@ -372,14 +373,14 @@ class Discovery:
 
     @property
     def _rules(self) -> Rules:
-        section = self._cluster.config.discovery
+        section = self._cluster.config.section(DiscoverySection)
         return Rules(section.match, section.user)
 
     def _candidates(self) -> dict[str, Candidate]:
         return merged(watch.checked for watch in self._watches)
 
     def _found(self) -> list[Found]:
-        section, configured = self._cluster.config.discovery, self._cluster.config.nodes
+        section, configured = self._cluster.config.section(DiscoverySection), self._cluster.config.nodes
         refusals = self._joining.refusals()
         if section.join == "auto" and len(self._members) >= section.most:
             full = f"not joined: {section.most} nodes have joined already (discovery.most)"

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from ugro.features.environments.rules.versions import Installed, judge_machines, judge_versions
 from ugro.features.health.rules import judge_folders, judge_node, unreachable
+from ugro.features.ray.config import RaySection
 from ugro.kernel.access.model import node_of
 from ugro.kernel.agent.model import Finding
 from ugro.kernel.links import checks as node_checks
@@ -95,8 +96,8 @@ class Doctor:
         config = self._config
         port_keys = {
             config.cluster.master_port: "cluster.master_port",
-            config.ray.redis_port: "ray.redis_port",
-            config.ray.dashboard_port: "ray.dashboard_port",
+            config.section(RaySection).redis_port: "ray.redis_port",
+            config.section(RaySection).dashboard_port: "ray.dashboard_port",
         }
         limit_s = config.ssh.timeout
         facts, ssh, root, ports, packages, survival = await asyncio.gather(

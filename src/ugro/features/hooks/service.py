@@ -19,7 +19,7 @@ from typing import Any
 
 from ugro.features.alerts.channels import SendFailure
 from ugro.features.hooks import rules as triggers
-from ugro.features.hooks.config import Hook, IdleHook, JobEndedHook, NodeLostHook, QueueHook
+from ugro.features.hooks.config import Hook, HookSection, IdleHook, JobEndedHook, NodeLostHook, QueueHook
 from ugro.features.hooks.model import Delivery, DeliveryState, HookName, HookReport
 from ugro.features.hooks.rules import HOUR_S, Losses, Patience, Seen
 from ugro.features.hooks.store import MOST_WAITING, HookStore, NewDelivery
@@ -288,7 +288,7 @@ class HookService:
             await asyncio.sleep(_SERVICE_LOOK_S)
 
     async def _look(self) -> None:
-        hooks = self._config.hooks
+        hooks = self._config.section(HookSection)
         if hooks.queue_longer_than is not None:
             await self._look_at_queue(hooks.queue_longer_than)
         if hooks.idle is not None:
@@ -381,7 +381,7 @@ class HookService:
         return self._cluster.path.parent if self._cluster.path else Path("/")
 
     def _hook(self, name: HookName) -> Hook | None:
-        return self._config.hooks.named(name)
+        return self._config.section(HookSection).named(name)
 
     @property
     def _config(self) -> Config:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ugro.features.power.config import PowerSection
 from ugro.features.power.model import SSH, WOL, Act, Means, OwnerRule, PowerRule, Then, When
 from ugro.features.power.node.wake import EVERYBODY, send
 from ugro.features.power.owners import Owners
@@ -290,7 +291,7 @@ class NodeLooks:
             drained=seen.report.drained if seen.report is not None else None,
             is_needed=name in wishes.needed,
             is_this_machine=machine is not None and machine.boot_id == boot_id(),
-            is_excluded=rule.suspend_after_s is None and name in self._cluster.config.power.exclude,
+            is_excluded=rule.suspend_after_s is None and name in self._cluster.config.section(PowerSection).exclude,
         )
         return busy_with(use, rule)
 

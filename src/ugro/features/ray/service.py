@@ -17,6 +17,7 @@ from pathlib import Path
 
 from ugro.features.environments.model import EnvRequest
 from ugro.features.ray import rules as steps
+from ugro.features.ray.config import RaySection
 from ugro.features.ray.jobs import RaySettings, head_job, worker_job
 from ugro.features.ray.model import Access, ClusterState, ClusterView, ClusterWish, RayCluster, Worker
 from ugro.features.ray.rules import Said, more_workers, said_in, to_drop, view_of
@@ -120,7 +121,7 @@ class RayClusters:
         found = await self.find(word, is_open=True)
         asks = caller()
         await self.expect_open_to(found, asks.user if asks is not None else found.user)
-        head, namespace = found.head, self._cluster.config.ray.namespace
+        head, namespace = found.head, self._cluster.config.section(RaySection).namespace
         address = f"{head.address}:{head.port}"
         ports = head.dashboard_port, head.node, head.client_address
         return found.user, Access(found.name, address, found.token, namespace, *ports)
@@ -297,7 +298,7 @@ class RayClusters:
 
 
 def _settings(cluster: Cluster) -> RaySettings:
-    ray = cluster.config.ray
+    ray = cluster.config.section(RaySection)
     level = _LOG_LEVELS.get(ray.log_level, ray.log_level)
     return RaySettings("0.0.0.0" if ray.head_bind_all else LOOPBACK, level)
 

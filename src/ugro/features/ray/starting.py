@@ -14,6 +14,7 @@ from typing import Any
 
 from ugro.features.environments.model import EnvProgress, EnvRequest
 from ugro.features.environments.service.service import PythonEnvService
+from ugro.features.ray.config import RaySection
 from ugro.features.ray.jobs import inside, rank_argv, rank_env, worker_resources
 from ugro.features.ray.model import ClusterWish, Head, RayCluster, Worker
 from ugro.features.ray.rules import (
@@ -28,7 +29,6 @@ from ugro.features.ray.rules import (
     objection,
 )
 from ugro.kernel.access.model import account_of, node_of
-from ugro.kernel.config.schema import Ray
 from ugro.kernel.config.section import is_user
 from ugro.kernel.jobs.engine.preflight import PortTaken, find_meeting
 from ugro.kernel.jobs.model import JobSpec, Launcher, Resources
@@ -274,7 +274,7 @@ class Starting:
     async def _head(
         self, request: Request, node: str, links: Mapping[str, Link], pythons: Mapping[str, str]
     ) -> tuple[Head, dict[str, Look]]:
-        ray, key = self._cluster.config.ray, secrets.token_hex(4)
+        ray, key = self._cluster.config.section(RaySection), secrets.token_hex(4)
         ports = [port for first in (ray.redis_port, ray.dashboard_port, ray.client_port) for port in candidates(first)]
         looks = await look_at(links, pythons, ports)
         _raise(objection(looks, {} if request.environment else pythons) or lack_of_memory(request.wish, looks))
@@ -289,7 +289,7 @@ class Starting:
         return Head(node, pythons[node], address, port, dashboard, folder, client), looks
 
     async def _address(
-        self, links: Mapping[str, Link], taken: Sequence[int], ray: Ray, node: str
+        self, links: Mapping[str, Link], taken: Sequence[int], ray: RaySection, node: str
     ) -> tuple[str, int]:
         """An address of the head that every node reaches, and a port at which nobody listens."""
         known = list(taken)

@@ -14,9 +14,9 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
+from ugro.features.retention.config import RetentionSection
 from ugro.features.retention.rules import EndedJob, Keep, Remove, Rule, What, decide, least_age_s
 from ugro.features.retention.store import Due, Ended
-from ugro.kernel.config.schema import Retention as RetentionSettings
 from ugro.kernel.files.results.job_folder import has_results
 from ugro.kernel.files.results.output_store import with_left
 from ugro.kernel.jobs.model import Job
@@ -57,7 +57,7 @@ class Retention:
         store: Store,
         metrics: MetricStore,
         results: ResultRemover,
-        settings: Callable[[], RetentionSettings],
+        settings: Callable[[], RetentionSection],
         may_remove: Callable[[], bool],
     ) -> None:
         """``may_remove``: whether this machine's clock is to be believed."""

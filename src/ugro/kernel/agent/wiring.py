@@ -19,6 +19,7 @@ from ugro.features.quotas.service import UsageService
 from ugro.features.ray.service import RayClusters
 from ugro.features.ray.starting import Starting
 from ugro.features.recipes.service import RecipeService
+from ugro.features.retention.config import RetentionSection
 from ugro.features.retention.service import Retention
 from ugro.features.safe_mode.reconcile import Reconciler
 from ugro.features.services.service.creation import Creation
@@ -159,7 +160,7 @@ def _footing(base: Base, identity: Identity, placed: PlacedRuns) -> _Footing:
     base.discovery.uncollected = watch.uncollected
     logs = SmallLogs(jobs, LogMirror(home.jobs, watch, base.monitoring.energy.note_change))
     scheduler_input = SchedulerInput(jobs, cluster, base.health)
-    clock_watch = ClockWatch(scheduler_input.clock, base.store, lambda: cluster.config.retention.notice)
+    clock_watch = ClockWatch(scheduler_input.clock, base.store, lambda: cluster.config.section(RetentionSection).notice)
     base.backups.may_remove = clock_watch.may_remove
 
     async def tell(job: Job, text: str) -> None:
@@ -210,7 +211,7 @@ def _retention(base: Base, engine: Engine, results: ResultService, clock_watch: 
         base.store,
         base.monitoring.metrics,
         results,
-        lambda: base.cluster.config.retention,
+        lambda: base.cluster.config.section(RetentionSection),
         clock_watch.may_remove,
     )
     retention.kept_environments = base.kept_environments.names

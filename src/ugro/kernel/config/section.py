@@ -268,6 +268,9 @@ class Section:
         """The keys whose values are maps of their own."""
         return {name: one.section for name, one in cls.known_keys().items() if one.section is not None}
 
+    def check_within(self, whole: Any) -> None:
+        """Raises BadValueError for what does not fit the rest of the file."""
+
     @classmethod
     def read(cls, value: object) -> Self:
         """Raises BadValueError, with all that is wrong."""

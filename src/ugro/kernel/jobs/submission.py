@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 from pydantic import ConfigDict
 
 from ugro.features.alerts.config import LOG
+from ugro.features.discovery.config import DiscoverySection
 from ugro.features.environments.config import EnvironmentSection, variables_in
 from ugro.features.environments.model import EnvRequest
 from ugro.features.environments.service.reading import environment_of, refuse_files, with_old_passwords, with_variables
@@ -302,7 +303,7 @@ class SubmissionReader:
         # Jobs with the same resources are checked once.
         for spec in {(spec.resources, spec.launcher): spec for spec in specs}.values():
             if (misfit := await self._scheduler_input.misfit(spec)) is not None:
-                looks = self._cluster.config.discovery.has_sources
+                looks = self._cluster.config.section(DiscoverySection).has_sources
                 raise Unsatisfiable(misfit.reason, hint=misfit.hint or ("see: ugro node discover" if looks else None))
         for spec in (one for one in specs if one.elastic.min_ranks is not None):
             most = await self._scheduler_input.most_ranks(spec)
@@ -418,7 +419,7 @@ class SubmissionReader:
             return spec
         folder = submit.here / draft.workdir
         is_here = remote_client() is None
-        may_grow = self._cluster.config.discovery.adds_nodes
+        may_grow = self._cluster.config.section(DiscoverySection).adds_nodes
         if is_here and not may_grow and all(_is_here(node.spec) for node in self._cluster.inventory):
             if may_read_files():  # others must not learn what is there
                 _expect_there(folder, _script(spec))

@@ -13,9 +13,10 @@ import socket
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 
-import ugro
+from ugro.kernel.feature import installed
 from ugro.kernel.links.model import NodeSpec
 from ugro.kernel.support.process import restore_limit
 from ugro.node import loader, wire
@@ -170,25 +171,23 @@ class Archive:
         return f"{self.digest[:16]}.program"
 
 
-# What a node runs: the kernel's part of it, and what features add.
-_PARTS = (
-    "node",
-    "features/environments/node",
-    "features/hardware/node",
-    "features/power/node",
-    "features/recipes/on_node.py",
-    "features/training/on_node.py",
-)
-
-
 def program_files() -> dict[str, bytes]:
     """Returns the modules that a node runs, by their paths, such as ugro/node/main.py."""
-    root = Path(ugro.__file__).parent
-    found = [path for part in _PARTS for path in (root / part, *sorted((root / part).rglob("*.py"))) if path.is_file()]
-    files = {f"ugro/{path.relative_to(root).as_posix()}": path.read_bytes() for path in found}
+    files = _texts("ugro.node", "")
+    for feature in installed():
+        for part in feature.on_nodes:
+            files |= _texts(feature.package, part)
     # Packages above them are for the agent: on a node they are empty.
     above = {f"{parent.as_posix()}/__init__.py" for name in files for parent in Path(name).parents if parent.name}
     return {**dict.fromkeys(sorted(above - files.keys()), b""), **files}
+
+
+def _texts(package: str, part: str) -> dict[str, bytes]:
+    """Returns the Python files of a package's folder or file."""
+    above = Path(str(import_module(package).__file__)).parent
+    place, root = above / part, above.parents[package.count(".") - 1].parent
+    found = sorted(place.rglob("*.py")) if place.is_dir() else [place]
+    return {path.relative_to(root).as_posix(): path.read_bytes() for path in found}
 
 
 @functools.cache

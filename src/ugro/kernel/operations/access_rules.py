@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ugro.kernel.access.model import Caller, Role
+from ugro.kernel.feature import installed
 from ugro.kernel.operations.registry import requests
 from ugro.kernel.operations.request import Kind, Operation
 from ugro.kernel.support.errors import NotAllowed
@@ -177,15 +178,16 @@ RULES: Mapping[str, Access] = {
 }
 # The dashboard's own pages. What a browser asks of the API is in the table above, too.
 PAGES: Mapping[str, Access] = {
+    **{
+        route: Access(Role(page.role), Kind(page.of) if page.of else None)
+        for feature in installed()
+        for route, page in feature.pages.items()
+    },
     "GET /login": Access(None),
     "POST /login": Access(None),
     "POST /logout": Access(None),
     "GET /": _SEES,
     "GET /nodes/{name}": _SEES,
-    "GET /hardware": _SEES,
-    "GET /experiments": _SEES,
-    "GET /compare": _SEES,
-    "GET /compare/code": _SEES,
     "GET /live": _SEES,
     "GET /settings": _SEES,
     "GET /about": _SEES,
@@ -203,14 +205,6 @@ PAGES: Mapping[str, Access] = {
     "GET /jobs/{number}/file/image": _sees(Kind.JOB),
     "GET /jobs/{number}/again": _changes(Kind.JOB),
     "POST /jobs/{number}/again": _changes(Kind.JOB),
-    "GET /sweeps": _SEES,
-    "GET /sweeps/{word}": _sees(Kind.SWEEP),
-    "GET /sweeps/{word}/importance": _sees(Kind.SWEEP),
-    "GET /sweeps/{word}/trials.csv": _sees(Kind.SWEEP),
-    "GET /usage": _SEES,
-    "GET /usage.csv": _SEES,
-    "GET /services": _SEES,
-    "GET /services/{word}": _sees(Kind.SERVICE),
 }
 
 

@@ -37,6 +37,7 @@ from ugro.kernel.access.caller import may_read_files
 from ugro.kernel.access.gate import CALLER, Gate, SocketCallers, who
 from ugro.kernel.agent.agent import Agent
 from ugro.kernel.agent.model import ClusterWish, ServedFile
+from ugro.kernel.feature import import_object, installed
 from ugro.kernel.files.api import add_code_routes, add_result_file_routes
 from ugro.kernel.files.client_files import expect_local
 from ugro.kernel.jobs.api import add_job_routes, add_job_streams, add_result_routes
@@ -144,7 +145,8 @@ def create_app(agent: Agent) -> FastAPI:
     add_watch_routes(app, agent)
     add_audit_routes(app, agent.audit)
     add_identity_routes(app)
-    add_operations(app, requests(), handlers_of((agent.tokens, agent.team)))
+    added = [import_object(feature.service)(agent) for feature in installed() if feature.service]
+    add_operations(app, requests(), handlers_of((agent.tokens, agent.team, *added)))
     add_discovery_routes(app, agent.discovery)
     add_tunnel_routes(app, agent.tunnels, agent.audit)
     add_power_routes(app, agent.power)

@@ -16,7 +16,9 @@ from ugro.features.alerts.config import LOG
 from ugro.features.alerts.model import Tried
 from ugro.features.alerts.service import JobNotifications, Monitor
 from ugro.features.hardware.service import MeasuredHardware
+from ugro.features.trackers.config import ExportSection
 from ugro.features.trackers.service import ExportService
+from ugro.features.training.config import EnergySection
 from ugro.features.training.rules_energy import Price
 from ugro.features.training.service import EnergyService, Headlines
 from ugro.kernel.access.caller import viewer
@@ -124,7 +126,7 @@ class MonitoringService:
         self.notifier = Notifier(lambda: cluster.config.channels)
         self.export = ExportService(
             home.path / "export",
-            lambda: cluster.config.export,
+            lambda: cluster.config.section(ExportSection),
             lambda: cluster.config.cluster.name,
             lambda text: store.jobs.note("export", text),
         )
@@ -315,7 +317,7 @@ def _news_of_nodes(shown: dict[str, NodeReport], reports: dict[str, NodeReport])
 
 
 def _price(cluster: Cluster) -> Price:
-    energy = cluster.config.energy
+    energy = cluster.config.section(EnergySection)
     return Price(energy.price_per_kwh, energy.currency)
 
 

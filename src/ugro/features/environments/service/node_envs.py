@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
+from ugro.features.environments.config import EnvironmentsSection
 from ugro.features.environments.model import (
     PHASES,
     SHORT,
@@ -308,7 +309,7 @@ class KeptEnvironments:
         self, nodes: Sequence[Node], unused_s: float | None = None, *, everything: bool = False
     ) -> list[EnvRemoval]:
         """``everything``: also what was used just now; a node itself leaves that to a job that may be starting."""
-        limit = self._cluster.config.environments.max_size
+        limit = self._cluster.config.section(EnvironmentsSection).max_size
 
         async def tidy(envs: PythonEnvs) -> EnvRemoval:
             names = [one.name for one in await envs.list() if not one.in_use] if everything else []
