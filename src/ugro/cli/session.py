@@ -156,7 +156,7 @@ class CommandGroup(click.Group):
 
 
 def added_below(words: str) -> dict[str, Command]:
-    """Returns the commands that features add below this one, by their last words."""
+    """Returns the commands that features add below this one, by their names there."""
     start = f"{words} " if words else ""
     added = ((name, one) for feature in installed() for name, one in feature.commands.items())
     return {name.removeprefix(start): one for name, one in added if name.rpartition(" ")[0] == words}

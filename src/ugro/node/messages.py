@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Optional, Tuple
 
-# By name, what each method does. ``node.main`` finds the module that serves it.
+# By name, what each method does. ``remote.main`` finds the module that serves it.
 METHODS = {
     "echo": "returns its parameters",
     "probe": "measures load, memory, disks and GPUs",
