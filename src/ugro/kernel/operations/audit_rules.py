@@ -116,7 +116,7 @@ def rule_for(method: str, path: str) -> tuple[Rule, str] | None:
 def _declared(operation: Operation, path: str) -> tuple[Rule, str] | None:
     if operation.audit is None:
         return None
-    action, *names = re.split(r" ?\{(\w+)\}", operation.audit)[:-1]
+    action, *names = re.split(r" ?\{(\w+)\}", operation.audit)
     named = operation.values_in(path) or {}
     of_body = tuple(name for name in names[::2] if name not in named)
     about = " ".join(named[name] for name in names[::2] if name in named)

@@ -98,10 +98,11 @@ class _Parser:
         given = await self._given(http)
         if not isinstance(given, dict):
             raise _wrong("expected a JSON object")
-        if taken := sorted(set(self._operation.places) & given.keys()):
-            raise _wrong("it is in the address", taken[0])
+        apart = {name: http.headers.get(name.replace("_", "-")) for name in self._operation.in_headers}
+        if taken := sorted({*self._operation.places, *apart} & given.keys()):
+            raise _wrong("it is in the address" if taken[0] not in apart else "it is a header", taken[0])
         try:
-            return self._shape.validate_python({**given, **http.path_params})
+            return self._shape.validate_python({**given, **apart, **http.path_params})
         except ValidationError as error:
             raise RequestValidationError([{**one, "loc": ("body", *one["loc"])} for one in error.errors()]) from error
 

@@ -79,7 +79,8 @@ def _describe(found: dict[str, Any], kind: type[Request[Any]]) -> None:
     components = found["components"]["schemas"]
     for name, one in schema.pop("$defs", {}).items():
         assert components.setdefault(name, one) == one, f"two classes would have one name: {name}"
-    required, properties = schema.get("required", ()), schema["properties"]
+    required = schema.get("required", ())
+    properties = {name: one for name, one in schema["properties"].items() if name not in operation.in_headers}
     described = found["paths"][operation.path.replace(":path", "")][operation.method.lower()]
     in_address = operation.places if operation.has_body else properties
     described["parameters"] = [
