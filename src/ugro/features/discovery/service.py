@@ -21,9 +21,17 @@ from pathlib import Path
 from ugro.features.discovery import rules
 from ugro.features.discovery.candidates import Rules, SourceWatch, merged, spec_of
 from ugro.features.discovery.model import Candidate, Discovered, Found, Member, Standing
+from ugro.features.discovery.operations import (
+    ListDiscoveredMachines,
+    ListSshHosts,
+    ReadClusterFile,
+    ReportDiscoveredMachines,
+    WriteClusterFile,
+)
 from ugro.features.discovery.rules import Act, Situation, Step
-from ugro.features.discovery.sources import sources_of
+from ugro.features.discovery.sources import sources_of, ssh_config_hosts
 from ugro.features.discovery.store import DiscoveredStore
+from ugro.kernel.access.model import Caller
 from ugro.kernel.agent.model import ClusterFacts, ClusterWish, Destination, Finding, KnownHost, NewHost
 from ugro.kernel.config.allowance import Allowances, Effects, allow, keep_allowed
 from ugro.kernel.config.edit import add_node, write_atomically
@@ -34,6 +42,7 @@ from ugro.kernel.links.host_keys import Hosts
 from ugro.kernel.links.model import NodeReport, NodeSpec, Status
 from ugro.kernel.links.reports import HealthCheck
 from ugro.kernel.links.rules import Sighting, is_same_machine
+from ugro.kernel.operations.request import answers
 from ugro.kernel.support.aio import ChangeSignal
 from ugro.kernel.support.errors import NotAllowed
 from ugro.kernel.support.moments import delay_s
@@ -177,6 +186,10 @@ class Discovery:
 
     # --- what others ask -----------------------------------------------------------------------------------------
 
+    @answers(ListDiscoveredMachines)
+    async def list_machines(self, asked: ListDiscoveredMachines, caller: Caller) -> Discovered:
+        return await self.look()
+
     async def look(self) -> Discovered:
         """What there is now: sources that look only now and then look first."""
         self._asked_at = time.monotonic()
@@ -196,12 +209,16 @@ class Discovery:
             tuple(self._found()),
         )
 
-    async def reports(self, names: Sequence[str]) -> AsyncGenerator[list[NodeReport]]:
+    @answers(ReportDiscoveredMachines)
+    async def reports(self, asked: ReportDiscoveredMachines, caller: Caller) -> AsyncGenerator[list[NodeReport]]:
         """What the machines are: those that are no nodes are reached only if their host keys are known."""
-        new = [one.candidate for one in self._found() if one.standing is Standing.NEW and one.candidate.name in names]
-        async with contextlib.aclosing(self._joining.reports(new, self._cluster.config)) as batches:
-            async for batch in batches:
-                yield batch
+        found = [one.candidate for one in self._found() if one.standing is Standing.NEW]
+        return self._joining.reports([one for one in found if one.name in asked.node], self._cluster.config)
+
+    @answers(ListSshHosts)
+    async def ssh_hosts(self, asked: ListSshHosts, caller: Caller) -> tuple[str, ...]:
+        own = self._cluster.config.ssh.config_file
+        return tuple(ssh_config_hosts(Path(asked.ssh_config or own or "~/.ssh/config")))
 
     async def candidate(self, name: str) -> NodeSpec | None:
         """Of a machine that is found and is no node. With `join: ask`, somebody may have looked long ago."""
@@ -398,6 +415,19 @@ class Discovery:
 
 # --- cluster files ----------------------------------------------------------------------------------------------------
 # The cluster file that ``ugro init`` writes: a new one, or an existing one with more nodes.
+
+
+class ClusterFiles:
+    def __init__(self, allowances: Allowances) -> None:
+        self._allowances = allowances
+
+    @answers(ReadClusterFile)
+    async def read(self, asked: ReadClusterFile, caller: Caller) -> ClusterFacts:
+        return await asyncio.to_thread(read, Path(asked.path))
+
+    @answers(WriteClusterFile)
+    async def write(self, asked: WriteClusterFile, caller: Caller) -> None:
+        await asyncio.to_thread(write, Path(asked.path), asked.wish, self._allowances)
 
 
 def read(path: Path) -> ClusterFacts:

@@ -66,8 +66,7 @@ def _endpoint(kind: type[Request[Any]], handler: Handler) -> Callable[[HttpReque
         if operation.line is not None:
             return LiveResponse(ndjson(answer), _LINES)
         if operation.answer is Raw:
-            response: Response = answer
-            return response
+            return answer if isinstance(answer, Response) else LiveResponse(answer, operation.media)
         return Response(status_code=204) if operation.answer is None else json_response(answer)
 
     async def endpoint(http: HttpRequest) -> Response:

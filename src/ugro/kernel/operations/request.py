@@ -44,7 +44,7 @@ class Lines(Generic[T]):
 
 
 class Raw:
-    """The answer of an operation that is bytes of another media type."""
+    """The answer of an operation that is bytes of another media type: a generator of them, or a response."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,11 +116,11 @@ class Operation:
 class Request(Generic[A]):
     """Subclasses are frozen dataclasses, whose fields are what is asked::
 
-        @dataclass(frozen=True, slots=True)
-        class CancelJob(Request[Cancelled], route="POST /v1/jobs/{word}/cancel", role=Role.USER, audit="cancel {word}"):
-            \"""Stops a job, and all its processes.\"""
+    @dataclass(frozen=True, slots=True)
+    class CancelJob(Request[Cancelled], route="POST /v1/jobs/{word}/cancel", role=Role.USER, audit="cancel {word}"):
+        \"""Stops a job, and all its processes.\"""
 
-            word: str
+        word: str
     """
 
     __slots__ = ()
