@@ -29,8 +29,7 @@ if TYPE_CHECKING:
     from ugro.features.batches.pool import Pool
     from ugro.features.remote_access.client.master import Master
     from ugro.kernel.files.model import Snapshot, SyncReport, SyncTotals, Tidied
-    from ugro.kernel.links.model import NodeReport
-    from ugro.kernel.links.rules import Choice
+    from ugro.kernel.links.model import Choice, NodeReport
     from ugro.kernel.operations.request import Lines, Request
 
 A = TypeVar("A")

@@ -20,7 +20,7 @@ from ugro.client.before_agent import with_second_names
 from ugro.client.client import Client
 from ugro.client.launcher import find_cluster_file, nearest_cluster_file
 from ugro.features.discovery.operations import ListSshHosts, ReadClusterFile, WriteClusterFile
-from ugro.kernel.agent.model import ClusterFacts, ClusterWish, NewHost
+from ugro.kernel.agent.model import ClusterFacts, ClusterFileWish, NewHost
 from ugro.kernel.links.model import NodeReport, Status
 from ugro.kernel.links.operations import ExamineHosts
 from ugro.kernel.support.errors import ConfigError, NotFound, UgroError, UsageError
@@ -94,7 +94,7 @@ def init(session: Session, /, **options: Any) -> int:
         raise NotFound(f"no such host name: {', '.join(unknown)}", hint=f"nothing was written; {_ALL_THE_SAME}")
     hosts = [_host(report) for report in reports if report in chosen or report.same_as]
     has_local = wish.local is not False if is_new else wish.local is True
-    wished = ClusterWish(tuple(hosts), is_new, has_local, ssh_config)
+    wished = ClusterFileWish(tuple(hosts), is_new, has_local, ssh_config)
     client.ask(WriteClusterFile(str(path.absolute()), wished))
     _tell(session.output, path, probe, reports, is_new=is_new)
     return NotFound.exit_code if probe.unknown(reports) else 0

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ugro.features.discovery.model import Discovered
 from ugro.kernel.access.model import Role
-from ugro.kernel.agent.model import ClusterFacts, ClusterWish
+from ugro.kernel.agent.model import ClusterFacts, ClusterFileWish
 from ugro.kernel.links.model import NodeReport
 from ugro.kernel.operations.request import Lines, Request
 
@@ -29,7 +29,7 @@ class WriteClusterFile(
     """Writes a cluster file, or adds hosts to it. An agent that serves this file applies it at once."""
 
     path: str
-    wish: ClusterWish
+    wish: ClusterFileWish
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ from ugro.features.discovery.rules import Act, Situation, Step
 from ugro.features.discovery.sources import sources_of, ssh_config_hosts
 from ugro.features.discovery.store import DiscoveredStore
 from ugro.kernel.access.model import Caller
-from ugro.kernel.agent.model import ClusterFacts, ClusterWish, Destination, Finding, KnownHost, NewHost
+from ugro.kernel.agent.model import ClusterFacts, ClusterFileWish, Destination, Finding, KnownHost, NewHost
 from ugro.kernel.config.allowance import Allowances, Effects, allow, keep_allowed
 from ugro.kernel.config.edit import add_node, write_atomically
 from ugro.kernel.config.load import parse_config, read_text
@@ -445,7 +445,7 @@ def read(path: Path) -> ClusterFacts:
     )
 
 
-def write(path: Path, wish: ClusterWish, allowances: Allowances) -> None:
+def write(path: Path, wish: ClusterFileWish, allowances: Allowances) -> None:
     """Writes a new file, or adds hosts to one; everything that is in it stays as it is.
 
     A new one is the user's own, and allowed by that; another one stays allowed if it was.
@@ -462,7 +462,7 @@ def write(path: Path, wish: ClusterWish, allowances: Allowances) -> None:
         write_atomically(path, edited)
 
 
-def new_text(wish: ClusterWish) -> str:
+def new_text(wish: ClusterFileWish) -> str:
     """A further name for a machine becomes a comment."""
     names: set[str] = set()
     distinct = [host for host in wish.hosts if host.same_as is None]
@@ -478,7 +478,7 @@ def new_text(wish: ClusterWish) -> str:
     return "\n".join(lines) + "\n"
 
 
-def with_hosts(text: str, path: Path, known: Sequence[NodeSpec], wish: ClusterWish) -> str:
+def with_hosts(text: str, path: Path, known: Sequence[NodeSpec], wish: ClusterFileWish) -> str:
     names = {node.name for node in known}
     if wish.has_local and not any(node.transport == "local" for node in known):
         text = add_node(text, _unique(os.uname().nodename, names), {"transport": "local"}, file=str(path))

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from ugro.kernel.access.model import Role
-from ugro.kernel.links.model import HostKey, NodeReport
-from ugro.kernel.links.rules import Choice
+from ugro.kernel.links.model import Choice, HostKey, NodeReport
 from ugro.kernel.operations.request import Between, Lines, Raw, Request
 
 

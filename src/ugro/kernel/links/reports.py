@@ -20,12 +20,11 @@ from ugro.kernel.jobs.engine.rules.reported_run import StrangeRuns
 from ugro.kernel.jobs.model import HOLDING_STATES
 from ugro.kernel.jobs.store import JobStore
 from ugro.kernel.links.cluster import Cluster
-from ugro.kernel.links.model import Facts, NodeReport, Status
+from ugro.kernel.links.model import Choice, Facts, NodeReport, Status
 from ugro.kernel.links.node import Node
 from ugro.kernel.links.operations import CheckHealth, ChooseBestNode
 from ugro.kernel.links.rules import (
     Candidate,
-    Choice,
     Sighting,
     best_node,
     gpu_changes,
