@@ -56,7 +56,18 @@ class ChangeWheels(Request[Heard], route="PUT /v1/cars/{name}/wheels", audit="ch
     wheels: tuple[Wheel, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Honk(Request[Heard], route="POST /v1/cars/{name}/honk", audit="honk {name}"):
+    """Makes a noise."""
+
+    name: str
+
+
 class Garage:
+    @answers(Honk)
+    async def honk(self, asked: Honk, caller: Caller) -> Heard:
+        return Heard(f"{caller.user} {asked}")
+
     @answers(StopCar)
     async def stop(self, asked: StopCar, caller: Caller) -> Heard:
         return Heard(f"{caller.user} {asked}")
@@ -74,7 +85,7 @@ def sent(asked: Request[Any], **headers: str) -> Answer:
 async def served(scope: Scope, receive: Receive, send: Send) -> None:
     app = FastAPI()
     answer_errors(app)
-    add_operations(app, (StopCar, ChangeWheels), handlers_of((Garage(),)))
+    add_operations(app, (StopCar, ChangeWheels, Honk), handlers_of((Garage(),)))
     await app({**scope, CALLER: ANN}, receive, send)
 
 
@@ -90,6 +101,14 @@ def test_values_within_values_travel_in_a_body() -> None:
     asked = ChangeWheels("a", (Wheel(16), Wheel(17)))
     assert b'{"wheels":[{"inches":16},{"inches":17}]}' in _request(*asked.to_wire(), {})
     assert sent(asked).document["text"] == f"ann {asked}"
+
+
+def test_what_a_program_sends_as_a_body_is_not_read_where_nothing_is_asked_for() -> None:
+    form = {"content-type": "application/x-www-form-urlencoded"}
+    found = asyncio.run(ask(served, "POST", "/v1/cars/a/honk", headers=form, body="loud"))
+    assert found.document["text"] == f"ann {Honk('a')}"
+    refused = asyncio.run(ask(served, "PUT", "/v1/cars/a/wheels", headers=form, body={"wheels": []}))
+    assert (refused.status, refused.kind) == (400, "usage")
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import fields
 from functools import cached_property
 from typing import Any
 
@@ -109,7 +110,8 @@ class _Parser:
         if not self._operation.has_body:
             query = http.query_params
             return {name: query.getlist(name) if name in self._several else query[name] for name in query}
-        if not await http.body():
+        names = {one.name for one in fields(self._kind)}  # type: ignore[arg-type]  # it is a dataclass
+        if names <= {*self._operation.places, *self._operation.in_headers} or not await http.body():
             return {}
         if "json" not in http.headers.get("content-type", ""):
             raise _wrong("the body is not declared as JSON")
