@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import quote
 
+from ugro.kernel.support.codec import dumps
 from ugro.kernel.support.errors import ConfigError, NotFound, UgroError, Unreachable, error_from_wire
 
 # --- account ----------------------------------------------------------------------------------------------------------
@@ -227,7 +228,7 @@ class _BrokenOffError(Exception):
 
 
 def _request(method: str, path: str, body: Any, headers: Mapping[str, str]) -> bytes:
-    content = b"" if body is None else json.dumps(body).encode()
+    content = b"" if body is None else dumps(body).encode()
     length = {} if PIECEWISE.keys() <= headers.keys() else {"Content-Length": str(len(content))}
     fields = {"Host": "ugro", "Content-Type": "application/json", **length, **headers}
     head = "".join(f"{name}: {value}\r\n" for name, value in fields.items())

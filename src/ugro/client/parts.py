@@ -9,17 +9,14 @@ if TYPE_CHECKING:
     from ugro.client.agent_calls import Backups, Stores
     from ugro.client.jobs import Folders, Jobs
     from ugro.client.reach import Reach
-    from ugro.features.discovery.client import ClusterFiles, DiscoveryCalls
     from ugro.features.environments.client import Environments
     from ugro.features.experiments.client import Experiments
     from ugro.features.hardware.client import HardwareCalls
     from ugro.features.hooks.client import HookCalls
     from ugro.features.planning.client import Planning
-    from ugro.features.power.client import PowerCalls
     from ugro.features.quotas.client import UsageCalls
     from ugro.features.ray.client import RayClusterCalls
     from ugro.features.recipes.client import Recipes
-    from ugro.features.safe_mode.client import SafeModeCalls
     from ugro.features.services.client import ServiceCalls
     from ugro.features.sweeps.client import Sweeps
 
@@ -86,22 +83,10 @@ class Parts:
         return Stores(own.home, own.on_wait)
 
     @property
-    def safe_mode(self) -> SafeModeCalls:
-        from ugro.features.safe_mode.client import SafeModeCalls
-
-        return SafeModeCalls(self._ask)
-
-    @property
     def hardware(self) -> HardwareCalls:
         from ugro.features.hardware.client import HardwareCalls
 
         return HardwareCalls(self._ask, self._stream)
-
-    @property
-    def cluster_files(self) -> ClusterFiles:
-        from ugro.features.discovery.client import ClusterFiles
-
-        return ClusterFiles(self._ask)
 
     @property
     def environments(self) -> Environments:
@@ -116,12 +101,6 @@ class Parts:
         return RayClusterCalls(self._ask, self._stream)
 
     @property
-    def power(self) -> PowerCalls:
-        from ugro.features.power.client import PowerCalls
-
-        return PowerCalls(self._ask)
-
-    @property
     def hooks(self) -> HookCalls:
         from ugro.features.hooks.client import HookCalls
 
@@ -132,9 +111,3 @@ class Parts:
         from ugro.features.quotas.client import UsageCalls
 
         return UsageCalls(self._ask)
-
-    @property
-    def discovery(self) -> DiscoveryCalls:
-        from ugro.features.discovery.client import DiscoveryCalls
-
-        return DiscoveryCalls(self._ask, self._stream)

@@ -128,7 +128,7 @@ def _is_stranger(scope: Scope) -> bool:
 def create_pages(site: Site, api: ASGIApp, access: AccessSettings) -> FastAPI:
     async def look_first(request: Request) -> None:
         if request.url.path not in _WITHOUT_STORE:
-            refuse_without_store(site.agent, request.url.path)
+            refuse_without_store(site.agent)
 
     first = [Depends(look_first)]
     app = FastAPI(title="UGRO", docs_url=None, redoc_url=None, openapi_url=None, dependencies=first)

@@ -132,7 +132,7 @@ def is_listening(ugro: Ugro) -> bool:
 
 @pytest.mark.proof
 def test_a_right_agent_that_replaced_the_old_one_meanwhile_is_not_stopped(ours: Ugro) -> None:
-    old = start_agent(ours, OLD, code=("-c", AS_VERSION.format(module="agent")))
+    old = start_agent(ours, OLD, code=("-c", AS_VERSION.format(module="kernel.agent")))
     found: list[int] = []
 
     def replace_it_first(what: str) -> None:

@@ -20,6 +20,7 @@ from tests.rig.agent import AgentProcess, log_tail
 from tests.rig.identity import MEMBER
 from tests.rig.waiting import wait_until
 from ugro import Client
+from ugro.kernel.access.operations import ListAuditEntries
 from ugro.kernel.access.service import user_name
 from ugro.kernel.access.team_server import open_socket
 from ugro.kernel.agent.model import AgentStatus
@@ -112,7 +113,7 @@ def test_a_member_is_who_the_kernel_says_and_others_do_not_get_in(client: Client
     assert "hush" not in theirs
     assert "config.json" not in theirs, "it has the values of variables"
     assert "config.json" in [part.name for part in client.jobs.results(own.id)[1].parts]
-    entries = [one for one in client.audit() if one.user == MEMBER]
+    entries = [one for one in client.ask(ListAuditEntries()).audit if one.user == MEMBER]
     did = {(one.action, one.outcome) for one in entries}
     assert did >= {("submit", "done"), ("cancel", f"refused: job {own.id} is root's")}
     assert all(", uid 1" in one.via for one in entries)
@@ -166,7 +167,8 @@ def test_a_member_sends_code_and_fetches_results_that_the_agent_cannot_read(
             assert synced_files(member) == 1
             with pytest.raises(NotAllowed, match="run by its owner"):
                 member.restart_agent()
-        assert [one.outcome for one in client.audit(user=MEMBER) if one.action == "sync"] == ["done"]
+        entries = client.ask(ListAuditEntries(user=MEMBER)).audit
+        assert [one.outcome for one in entries if one.action == "sync"] == ["done"]
     finally:
         member.close()
 

@@ -20,6 +20,7 @@ from tests.rig.browser import ONE_NODE, Dashboard, contexts, dashboards, is_live
 from tests.rig.identity import nobody
 from tests.rig.waiting import wait_until
 from tests.rig.web import Answer, ask, connect, cookie_of, own, sign_in
+from ugro.kernel.access.operations import ListAuditEntries
 from ugro.kernel.agent.agent import Agent
 from ugro.kernel.agent.model import ServedFile
 from ugro.kernel.operations.access_rules import PAGES
@@ -186,7 +187,7 @@ def test_no_get_changes_anything(dashboard: Dashboard, cookie: str, tmp_path: Pa
     paths = [*get_paths(tmp_path), *extra, *queries]
     assert len(paths) > 25
     link = dashboard.link()
-    dashboard.client.audit()  # what was done before is written down by now
+    dashboard.client.ask(ListAuditEntries())  # what was done before is written down by now
     before = _state(dashboard.home)
     for path in paths:
         for method in ("GET", "HEAD"):

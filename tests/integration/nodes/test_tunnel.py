@@ -24,6 +24,7 @@ from tests.rig.sshd import SshdFarm
 from tests.rig.waiting import wait_until
 from ugro.client.client import Client
 from ugro.client.tunnel import Dialer, NodeStream
+from ugro.kernel.access.operations import ListAuditEntries
 from ugro.kernel.jobs.model import JobState
 from ugro.kernel.links.tunnels import MOST_OF_NODE
 from ugro.kernel.support.errors import NotAllowed, NotFound, RemoteFailure, Unreachable, UsageError
@@ -330,5 +331,5 @@ def test_a_tunnel_is_recorded_once_for_all_its_connections(client: Client) -> No
     with serving(echo) as port, client.tunnel("n002", port) as local_port:
         for _ in range(3):
             assert exchanged(local_port, b"hello") == b"hello"
-        entries = [one for one in client.audit() if one.subject == f"n002 port {port}"]
+        entries = [one for one in client.ask(ListAuditEntries()).audit if one.subject == f"n002 port {port}"]
     assert [(one.action, one.outcome, one.via) for one in entries] == [("tunnel", "done", f"pid {os.getpid()}")]

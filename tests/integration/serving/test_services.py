@@ -14,6 +14,7 @@ from tests.rig import needs
 from tests.rig.service import LIMIT_S, ServicePlace, words
 from tests.rig.waiting import wait_until
 from ugro.features.services.model import Phase, ReplicaPhase, ServiceReport
+from ugro.kernel.agent.operations import DrainNode
 from ugro.kernel.support.errors import ConfigError, NotAllowed, UgroError
 
 pytestmark = [
@@ -158,7 +159,7 @@ def test_replicas_move_when_their_node_is_drained_and_no_request_fails(place: Se
     assert gone is not None
     with place.load() as clients:
         clients.more(50)
-        place.ask(lambda client: client.drain(gone, "a test"))
+        place.ask(lambda client: client.ask(DrainNode(gone, "a test")))
         found = place.until(lambda one: gone not in nodes_of(one) and len(one.replicas) == 2 and one.ready == 2)
         clients.more(50)
     assert clients.failures == []

@@ -16,8 +16,10 @@ from ugro.features.alerts import rules
 from ugro.features.alerts.channels import Message, Notifier
 from ugro.features.alerts.config import LOG, AlertSection
 from ugro.features.alerts.model import Alert, Key, Severity
+from ugro.features.alerts.operations import AlertList, ListAlerts
 from ugro.features.alerts.rules import CLUSTER, Notice
 from ugro.features.alerts.store import AlertStore
+from ugro.kernel.access.model import Caller
 from ugro.kernel.agent.model import Finding
 from ugro.kernel.agent.rules import Jump
 from ugro.kernel.jobs.model import Job, JobState
@@ -28,6 +30,7 @@ from ugro.kernel.links.node import Node
 from ugro.kernel.links.reports import NodeReports
 from ugro.kernel.links.rules import Breaker, BreakerState, Pace, Poll, poll
 from ugro.kernel.links.rules import Limits as BreakerLimits
+from ugro.kernel.operations.request import answers
 from ugro.kernel.store.database import Store
 from ugro.kernel.support.aio import ChangeSignal
 from ugro.kernel.support.errors import UgroError
@@ -148,6 +151,11 @@ class Monitor:
         node_reports.pace = self._pause_s
         node_reports.on_reports = self._note
 
+    @answers(ListAlerts)
+    async def list_alerts(self, asked: ListAlerts, caller: Caller) -> AlertList:
+        history = await self._store.history(asked.limit)
+        return AlertList(tuple(self.alerts()), tuple(history))
+
     def alerts(self) -> list[Alert]:
         """The active alerts, the worst first."""
         return rules.worst_first(self._alerts.values())
@@ -181,9 +189,7 @@ class Monitor:
 
     def _poll(self, name: str) -> Poll:
         settings = self._cluster.config.monitor
-        pace = Pace(
-            settings.busy_interval, settings.recent_interval, settings.quiet_interval, settings.idle_interval
-        )
+        pace = Pace(settings.busy_interval, settings.recent_interval, settings.quiet_interval, settings.idle_interval)
         idle_s = time.monotonic() - self._worked_at
         return poll(pace, jobs=self._live_jobs(), idle_s=idle_s, failures=self._breaker(name).failures)
 

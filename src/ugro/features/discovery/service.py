@@ -22,10 +22,18 @@ from ugro.features.discovery import rules
 from ugro.features.discovery.candidates import Rules, SourceWatch, merged, spec_of
 from ugro.features.discovery.config import DiscoverySection
 from ugro.features.discovery.model import Candidate, Discovered, Found, Member, Standing
+from ugro.features.discovery.operations import (
+    ListDiscoveredMachines,
+    ListSshHosts,
+    ReadClusterFile,
+    ReportDiscoveredMachines,
+    WriteClusterFile,
+)
 from ugro.features.discovery.rules import Act, Situation, Step
-from ugro.features.discovery.sources import sources_of
+from ugro.features.discovery.sources import sources_of, ssh_config_hosts
 from ugro.features.discovery.store import DiscoveredStore
-from ugro.kernel.agent.model import ClusterFacts, ClusterWish, Destination, Finding, KnownHost, NewHost
+from ugro.kernel.access.model import Caller
+from ugro.kernel.agent.model import ClusterFacts, ClusterFileWish, Destination, Finding, KnownHost, NewHost
 from ugro.kernel.config.allowance import Allowances, Effects, allow, keep_allowed
 from ugro.kernel.config.edit import add_node, write_atomically
 from ugro.kernel.config.load import parse_config, read_text
@@ -35,6 +43,7 @@ from ugro.kernel.links.host_keys import Hosts
 from ugro.kernel.links.model import NodeReport, NodeSpec, Status
 from ugro.kernel.links.reports import HealthCheck
 from ugro.kernel.links.rules import Sighting, is_same_machine
+from ugro.kernel.operations.request import answers
 from ugro.kernel.support.aio import ChangeSignal
 from ugro.kernel.support.errors import NotAllowed
 from ugro.kernel.support.moments import delay_s
@@ -178,6 +187,10 @@ class Discovery:
 
     # --- what others ask -----------------------------------------------------------------------------------------
 
+    @answers(ListDiscoveredMachines)
+    async def list_machines(self, asked: ListDiscoveredMachines, caller: Caller) -> Discovered:
+        return await self.look()
+
     async def look(self) -> Discovered:
         """What there is now: sources that look only now and then look first."""
         self._asked_at = time.monotonic()
@@ -197,12 +210,16 @@ class Discovery:
             tuple(self._found()),
         )
 
-    async def reports(self, names: Sequence[str]) -> AsyncGenerator[list[NodeReport]]:
+    @answers(ReportDiscoveredMachines)
+    async def reports(self, asked: ReportDiscoveredMachines, caller: Caller) -> AsyncGenerator[list[NodeReport]]:
         """What the machines are: those that are no nodes are reached only if their host keys are known."""
-        new = [one.candidate for one in self._found() if one.standing is Standing.NEW and one.candidate.name in names]
-        async with contextlib.aclosing(self._joining.reports(new, self._cluster.config)) as batches:
-            async for batch in batches:
-                yield batch
+        found = [one.candidate for one in self._found() if one.standing is Standing.NEW]
+        return self._joining.reports([one for one in found if one.name in asked.node], self._cluster.config)
+
+    @answers(ListSshHosts)
+    async def ssh_hosts(self, asked: ListSshHosts, caller: Caller) -> tuple[str, ...]:
+        own = self._cluster.config.ssh.config_file
+        return tuple(ssh_config_hosts(Path(asked.ssh_config or own or "~/.ssh/config")))
 
     async def candidate(self, name: str) -> NodeSpec | None:
         """Of a machine that is found and is no node. With `join: ask`, somebody may have looked long ago."""
@@ -401,6 +418,19 @@ class Discovery:
 # The cluster file that ``ugro init`` writes: a new one, or an existing one with more nodes.
 
 
+class ClusterFiles:
+    def __init__(self, allowances: Allowances) -> None:
+        self._allowances = allowances
+
+    @answers(ReadClusterFile)
+    async def read(self, asked: ReadClusterFile, caller: Caller) -> ClusterFacts:
+        return await asyncio.to_thread(read, Path(asked.path))
+
+    @answers(WriteClusterFile)
+    async def write(self, asked: WriteClusterFile, caller: Caller) -> None:
+        await asyncio.to_thread(write, Path(asked.path), asked.wish, self._allowances)
+
+
 def read(path: Path) -> ClusterFacts:
     """The file alone, without the environment."""
     config = parse_config(read_text(path), path, {})
@@ -416,7 +446,7 @@ def read(path: Path) -> ClusterFacts:
     )
 
 
-def write(path: Path, wish: ClusterWish, allowances: Allowances) -> None:
+def write(path: Path, wish: ClusterFileWish, allowances: Allowances) -> None:
     """Writes a new file, or adds hosts to one; everything that is in it stays as it is.
 
     A new one is the user's own, and allowed by that; another one stays allowed if it was.
@@ -433,7 +463,7 @@ def write(path: Path, wish: ClusterWish, allowances: Allowances) -> None:
         write_atomically(path, edited)
 
 
-def new_text(wish: ClusterWish) -> str:
+def new_text(wish: ClusterFileWish) -> str:
     """A further name for a machine becomes a comment."""
     names: set[str] = set()
     distinct = [host for host in wish.hosts if host.same_as is None]
@@ -449,7 +479,7 @@ def new_text(wish: ClusterWish) -> str:
     return "\n".join(lines) + "\n"
 
 
-def with_hosts(text: str, path: Path, known: Sequence[NodeSpec], wish: ClusterWish) -> str:
+def with_hosts(text: str, path: Path, known: Sequence[NodeSpec], wish: ClusterFileWish) -> str:
     names = {node.name for node in known}
     if wish.has_local and not any(node.transport == "local" for node in known):
         text = add_node(text, _unique(os.uname().nodename, names), {"transport": "local"}, file=str(path))

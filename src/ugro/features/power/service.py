@@ -18,8 +18,10 @@ from ugro.features.power import nodes as power
 from ugro.features.power import rules as decision
 from ugro.features.power.model import WOL, Act, PowerRecord, PowerReport, PowerState
 from ugro.features.power.nodes import NodeLooks, Subject, performed
+from ugro.features.power.operations import SuspendNode, WakeNode
 from ugro.features.power.rules import HOUR_S, Kind, Situation, Step
 from ugro.features.power.store import Known
+from ugro.kernel.access.model import Caller
 from ugro.kernel.agent.model import Finding, Grade
 from ugro.kernel.jobs.engine.reconciler import Engine
 from ugro.kernel.jobs.engine.scheduler_input import SchedulerInput, Sleeping
@@ -28,6 +30,7 @@ from ugro.kernel.jobs.scheduling.scheduler import NodeWishes, node_wishes
 from ugro.kernel.links.cluster import Cluster
 from ugro.kernel.links.link import Link
 from ugro.kernel.links.node import Node
+from ugro.kernel.operations.request import answers
 from ugro.kernel.store.database import Store
 from ugro.kernel.support import moments as clock
 from ugro.kernel.support.aio import KeyedTasks
@@ -145,6 +148,14 @@ class PowerService:
             if node.spec.power is not None and memory is not None:
                 found += _findings(node, memory)
         return found
+
+    @answers(SuspendNode)
+    async def suspend(self, asked: SuspendNode, caller: Caller) -> None:
+        await self.request(asked.name, Act.SUSPEND)
+
+    @answers(WakeNode)
+    async def wake(self, asked: WakeNode, caller: Caller) -> None:
+        await self.request(asked.name, Act.RESUME)
 
     async def request(self, name: str, act: Act) -> None:
         """Somebody asks for it. Raises NotAllowed if that would interrupt something."""
@@ -371,5 +382,3 @@ def _findings(node: Node, memory: _Memory) -> list[Finding]:
         text = f"its interface {interface.name} does not wake it"
         found.append(Finding(name, "power", Grade.WARNING, text, f"on that node: ethtool -s {interface.name} wol g"))
     return found
-
-

@@ -23,9 +23,11 @@ from typing import Generic, TypeVar
 from ugro.kernel.access.model import ApiToken, AuditEntry, Caller, Role, least
 from ugro.kernel.access.operations import (
     LONGEST_S,
+    AuditPage,
     CreatedToken,
     CreateToken,
     GetWhoami,
+    ListAuditEntries,
     ListTokens,
     RevokedToken,
     RevokeToken,
@@ -192,6 +194,11 @@ class AuditLog:
         except UgroError as error:
             log.error("the audit log cannot be written: %s", error)
             self._pending = [*entries, *self._pending][:_MOST_PENDING]
+
+    @answers(ListAuditEntries)
+    async def list_entries(self, asked: ListAuditEntries, caller: Caller) -> AuditPage:
+        first = datetime.fromtimestamp(asked.since, UTC).isoformat(timespec="milliseconds")
+        return AuditPage(tuple(await self.newest(asked.limit, first, asked.user)))
 
     async def newest(self, limit: int, since: str, user: str | None) -> list[AuditEntry]:
         await self.flush()

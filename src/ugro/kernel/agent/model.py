@@ -159,7 +159,7 @@ class NewHost:
 
 
 @dataclass(frozen=True, slots=True)
-class ClusterWish:
+class ClusterFileWish:
     hosts: tuple[NewHost, ...]
     is_new: bool  # else they are added to what is there
     has_local: bool  # with this machine as a node

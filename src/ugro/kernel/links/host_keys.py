@@ -12,14 +12,18 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequen
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ugro.kernel.access.model import Caller
 from ugro.kernel.agent.model import Destination
 from ugro.kernel.config.section import is_host, is_user
+from ugro.kernel.files.client_files import expect_local
 from ugro.kernel.links import diagnosis
 from ugro.kernel.links.cluster import Cluster
 from ugro.kernel.links.model import HostKey, NodeReport, NodeSpec
 from ugro.kernel.links.node import Dialling, Node
+from ugro.kernel.links.operations import ExamineHosts, GetHostKey, TrustHostKey
 from ugro.kernel.links.reports import HealthCheck
 from ugro.kernel.links.transport import SshOptions, ssh_command
+from ugro.kernel.operations.request import answers
 from ugro.kernel.support.errors import NotAllowed, UgroError, Unreachable, UsageError
 
 
@@ -205,6 +209,11 @@ def host_spec(word: str, remote_root: str) -> NodeSpec:
     return NodeSpec(name=word, host=to.host, user=to.user, port=to.port, remote_root=remote_root)
 
 
+def _expect_own_config(ssh_config: str | None) -> None:
+    if ssh_config is not None:
+        expect_local(f"the ssh configuration {ssh_config}", "the master uses its own")
+
+
 async def _nothing(name: str) -> NodeSpec | None:
     return None
 
@@ -216,24 +225,31 @@ class Hosts:
         self.found: Callable[[str], Awaitable[NodeSpec | None]] = _nothing  # machines that were found, by their names
         self.on_trusted: Callable[[], None] = lambda: None
 
-    async def host_key(self, word: str, ssh_config: str | None = None) -> HostKey:
+    @answers(GetHostKey)
+    async def host_key(self, asked: GetHostKey, caller: Caller) -> HostKey:
         """Of a node, of a machine that was found, or of another host that ssh finds by this word."""
         try:
-            return await look_up(await self._way(word, ssh_config))
+            return await look_up(await self._way(asked.name, asked.ssh_config))
         except Unreachable as error:
             if error.cause == "name-not-found":
-                self._cluster.inventory.named(word)  # if it is no node either: the nearest name is more helpful
+                self._cluster.inventory.named(asked.name)  # if it is no node either: the nearest name is more helpful
             raise
 
-    async def trust(
-        self, word: str, fingerprints: tuple[str, ...], *, replace: bool, ssh_config: str | None = None
-    ) -> HostKey:
-        key = await trust(await self._way(word, ssh_config), fingerprints, replace=replace)
+    @answers(TrustHostKey)
+    async def trust(self, asked: TrustHostKey, caller: Caller) -> HostKey:
+        _expect_own_config(asked.ssh_config)
+        key = await trust(await self._way(asked.name, asked.ssh_config), asked.fingerprints, replace=asked.replace)
         for node in (*self._cluster.inventory, *self._cluster.inventory.logins):
             if node.link is None:  # it may be this host by another name, or behind it
                 node.wake()
         self.on_trusted()
         return key
+
+    @answers(ExamineHosts)
+    async def examine_hosts(self, asked: ExamineHosts, caller: Caller) -> AsyncGenerator[list[NodeReport]]:
+        _expect_own_config(asked.ssh_config)
+        specs = [host_spec(word, self._cluster.config.remote_root) for word in asked.hosts]
+        return self.examine(specs, asked.ssh_config)
 
     async def examine(
         self, specs: Sequence[NodeSpec], ssh_config: str | None = None

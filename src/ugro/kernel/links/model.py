@@ -329,3 +329,20 @@ def not_used(first_name: str) -> str:
 def by_name(name: str) -> list[tuple[int, int, str]]:
     """A sort key: gpu2 comes before gpu10."""
     return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in re.split(r"(\d+)", name) if part]
+
+
+# --- best node --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Exclusion:
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    name: str
+    cost: float
+    reason: str
+    excluded: tuple[Exclusion, ...] = ()

@@ -11,7 +11,9 @@ from ugro.features.power.model import OwnerReport
 from ugro.kernel.access.model import node_of
 from ugro.kernel.agent.model import Finding, Grade
 from ugro.kernel.links.model import (
+    Choice,
     Disk,
+    Exclusion,
     Facts,
     Gpu,
     GpuHolder,
@@ -295,20 +297,6 @@ class Candidate:
         cores = report.machine.cores if report.machine else None
         owner = report.owner.words if report.owner else None
         return cls(report.name, report.status, cores, report.facts, report.drained, owner=owner)
-
-
-@dataclass(frozen=True, slots=True)
-class Exclusion:
-    name: str
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    name: str
-    cost: float
-    reason: str
-    excluded: tuple[Exclusion, ...] = ()
 
 
 def best_node(candidates: Sequence[Candidate], *, cpu_weight: float, gpu_weight: float) -> Choice | None:

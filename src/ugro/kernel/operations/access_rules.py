@@ -47,44 +47,12 @@ def _changes(kind: Kind) -> Access:
 
 RULES: Mapping[str, Access] = {
     **{kind.operation.route: Access.to(kind.operation) for kind in requests()},
-    "GET /v1/agent": _SEES,
-    "GET /v1/openapi.json": _SEES,
-    "POST /v1/agent/stop": _ADMINISTERS,
-    "GET /v1/agent/reconcile": _OPERATES,
-    "POST /v1/agent/reconcile": _ADMINISTERS,
-    "POST /v1/dashboard": Access(Role.VIEWER, is_for_people=True),
-    "GET /v1/audit": _OPERATES,
-    # Configuration.
-    "PUT /v1/cluster": Access(Role.ADMIN, needs_files=True),
-    "GET /v1/cluster/file": Access(Role.ADMIN, needs_files=True),
-    "PUT /v1/cluster/file": Access(Role.ADMIN, needs_files=True),
-    "POST /v1/cluster/reload": _USES,
     # Nodes.
-    "GET /v1/health": _SEES,
-    "GET /v1/best": _SEES,
     "GET /v1/nodes": _SEES,
-    "POST /v1/nodes": _ADMINISTERS,
-    "DELETE /v1/nodes/{name:path}": _ADMINISTERS,
-    "POST /v1/nodes/{name:path}/drain": _OPERATES,
-    "POST /v1/nodes/{name:path}/resume": _OPERATES,
-    "POST /v1/nodes/{name:path}/sleep": _OPERATES,
-    "POST /v1/nodes/{name:path}/wake": _OPERATES,
     "GET /v1/nodes/{name:path}/history": _SEES,
     "GET /v1/nodes/{name:path}/hardware": _SEES,
-    "GET /v1/nodes/{name:path}/hostkey": Access(Role.ADMIN, needs_files=True),
-    "POST /v1/nodes/{name:path}/hostkey": Access(Role.ADMIN, needs_files=True),
     "GET /v1/hardware": _SEES,
     "POST /v1/bench": _OPERATES,
-    "GET /v1/doctor": _USES,
-    "POST /v1/examine": Access(Role.ADMIN, needs_files=True),
-    "GET /v1/ssh-hosts": Access(Role.ADMIN, needs_files=True),
-    "GET /v1/discovery": _OPERATES,
-    "GET /v1/discovery/reports": _OPERATES,
-    # A command runs on nodes as their account, without a job that others see.
-    "POST /v1/exec": _OPERATES,
-    "DELETE /v1/exec/{key}": _OPERATES,
-    # To a socket of their own jobs; or to a port of a node, which a job of theirs there could reach too (ops/tunnels).
-    "POST /v1/tunnel": _USES,
     # Code and environments on nodes.
     "GET /v1/sync": _SEES,
     "POST /v1/sync": _USES,  # of other accounts, their own client reads and sends the folder
@@ -170,8 +138,6 @@ RULES: Mapping[str, Access] = {
     "POST /v1/ray-clusters/{name}/scale": _changes(Kind.RAY_CLUSTER),
     "DELETE /v1/ray-clusters/{name}": _changes(Kind.RAY_CLUSTER),
     # Notifications.
-    "GET /v1/alerts": _SEES,
-    "POST /v1/alerts/test": _OPERATES,
     "GET /v1/hooks": _OPERATES,
     "GET /v1/hooks/deliveries": _OPERATES,
     "POST /v1/hooks/{name}/test": _ADMINISTERS,

@@ -14,27 +14,22 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 from typing_extensions import TypedDict
 
-from ugro.features.alerts.model import Alert, Tried
 from ugro.features.alerts.service import Watched
-from ugro.features.discovery.model import Discovered
 from ugro.features.environments.model import EnvListing, EnvRemoval
 from ugro.features.experiments.model import Note
 from ugro.features.experiments.rules.comparison import Row
 from ugro.features.hardware.model import AllReduceFigures, BestFigure, LinkFigures, NodeFigures
 from ugro.features.hooks.model import Delivery, HookReport
 from ugro.features.ray.model import ClusterView
-from ugro.features.safe_mode.model import Reconciliation
 from ugro.features.services.model import KeyReport, ServiceReport
 from ugro.features.sweeps.model import Importance, SweepPlan, SweepReport
 from ugro.features.training.model import Headline, JobEnergy, TraceFile
-from ugro.kernel.access.model import AuditEntry
-from ugro.kernel.agent.model import AgentStatus, ClusterFacts, DashboardLink, Event, Finding
+from ugro.kernel.agent.model import Event, Finding
 from ugro.kernel.files.model import JobResults, SyncTotals, Tidied
 from ugro.kernel.jobs.model import Attempt, Job
 from ugro.kernel.jobs.records import DryRun, UsageReport
 from ugro.kernel.jobs.scheduling.why import Why
-from ugro.kernel.links.model import HostKey, NodeReport
-from ugro.kernel.links.rules import Choice
+from ugro.kernel.links.model import NodeReport
 from ugro.kernel.operations.registry import requests
 from ugro.kernel.operations.request import Raw, Request, operation_name
 from ugro.kernel.telemetry.curves import KeySummary
@@ -121,28 +116,8 @@ def _declared(kind: type[Request[Any]]) -> Answer:
 
 ANSWERS: Mapping[str, Answer] = {
     **{kind.operation.route: _declared(kind) for kind in requests()},
-    "GET /v1/agent": _json("get_agent_status", AgentStatus),
-    "GET /v1/openapi.json": _json("get_description"),
-    "POST /v1/agent/stop": _json("stop_agent"),
-    "GET /v1/agent/reconcile": _json("preview_reconciliation", Reconciliation),
-    "POST /v1/agent/reconcile": _json("reconcile_agent", Reconciliation),
-    "POST /v1/dashboard": _json("create_dashboard_link", DashboardLink),
-    "GET /v1/audit": _json("list_audit_entries", {"audit": list[AuditEntry]}),
-    # Configuration.
-    "PUT /v1/cluster": _json("use_cluster_file"),
-    "GET /v1/cluster/file": _json("read_cluster_file", ClusterFacts),
-    "PUT /v1/cluster/file": _json("write_cluster_file"),
-    "POST /v1/cluster/reload": _json("reload_cluster_file"),
     # Nodes.
-    "GET /v1/health": _lines("check_health", NodeReport),
-    "GET /v1/best": _json("choose_best_node", Choice),
     "GET /v1/nodes": _json("list_nodes", {"nodes": list[NodeReport], "watched": list[Watched]}),
-    "POST /v1/nodes": _json("add_node"),
-    "DELETE /v1/nodes/{name:path}": _json("remove_node"),
-    "POST /v1/nodes/{name:path}/drain": _json("drain_node"),
-    "POST /v1/nodes/{name:path}/resume": _json("resume_node"),
-    "POST /v1/nodes/{name:path}/sleep": _json("suspend_node"),
-    "POST /v1/nodes/{name:path}/wake": _json("wake_node"),
     "GET /v1/nodes/{name:path}/history": _json("get_node_history", _CURVES),
     "GET /v1/nodes/{name:path}/hardware": _json(
         "get_node_hardware",
@@ -155,21 +130,11 @@ ANSWERS: Mapping[str, Answer] = {
             "findings": list[Finding],
         },
     ),
-    "GET /v1/nodes/{name:path}/hostkey": _json("get_host_key", HostKey),
-    "POST /v1/nodes/{name:path}/hostkey": _json("trust_host_key", HostKey),
     "GET /v1/hardware": _json(
         "get_hardware",
         {"nodes": list[NodeFigures], "links": list[LinkFigures], "allreduces": list[AllReduceFigures]},
     ),
     "POST /v1/bench": _lines("measure_hardware"),
-    "GET /v1/doctor": _lines("diagnose", Finding),
-    "POST /v1/examine": _lines("examine_hosts"),
-    "GET /v1/ssh-hosts": _json("list_ssh_hosts", list[str]),
-    "GET /v1/discovery": _json("list_discovered_machines", Discovered),
-    "GET /v1/discovery/reports": _lines("report_discovered_machines"),
-    "POST /v1/exec": Answer("run_command", media=FRAMES),
-    "DELETE /v1/exec/{key}": _json("end_command"),
-    "POST /v1/tunnel": Answer("open_tunnel", media="application/octet-stream"),
     # Code and environments on nodes.
     "GET /v1/sync": _json("get_sync_totals", SyncTotals),
     "POST /v1/sync": _lines("sync_code"),
@@ -257,8 +222,6 @@ ANSWERS: Mapping[str, Answer] = {
     "POST /v1/ray-clusters/{name}/scale": _json("scale_ray_cluster"),
     "DELETE /v1/ray-clusters/{name}": _json("stop_ray_cluster"),
     # Notifications.
-    "GET /v1/alerts": _json("list_alerts", {"alerts": list[Alert], "events": list[Event]}),
-    "POST /v1/alerts/test": _json("test_channels", {"channels": list[Tried]}),
     "GET /v1/hooks": _json("list_hooks", {"hooks": list[HookReport]}),
     "GET /v1/hooks/deliveries": _json("list_hook_deliveries", {"deliveries": list[Delivery]}),
     "POST /v1/hooks/{name}/test": _json("test_hook", {"id": str}),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import fields
 from functools import cached_property
 from typing import Any
 
@@ -66,8 +67,7 @@ def _endpoint(kind: type[Request[Any]], handler: Handler) -> Callable[[HttpReque
         if operation.line is not None:
             return LiveResponse(ndjson(answer), _LINES)
         if operation.answer is Raw:
-            response: Response = answer
-            return response
+            return answer if isinstance(answer, Response) else LiveResponse(answer, operation.media)
         return Response(status_code=204) if operation.answer is None else json_response(answer)
 
     async def endpoint(http: HttpRequest) -> Response:
@@ -98,10 +98,11 @@ class _Parser:
         given = await self._given(http)
         if not isinstance(given, dict):
             raise _wrong("expected a JSON object")
-        if taken := sorted(set(self._operation.places) & given.keys()):
-            raise _wrong("it is in the address", taken[0])
+        apart = {name: http.headers.get(name.replace("_", "-")) for name in self._operation.in_headers}
+        if taken := sorted({*self._operation.places, *apart} & given.keys()):
+            raise _wrong("it is in the address" if taken[0] not in apart else "it is a header", taken[0])
         try:
-            return self._shape.validate_python({**given, **http.path_params})
+            return self._shape.validate_python({**given, **apart, **http.path_params})
         except ValidationError as error:
             raise RequestValidationError([{**one, "loc": ("body", *one["loc"])} for one in error.errors()]) from error
 
@@ -109,7 +110,8 @@ class _Parser:
         if not self._operation.has_body:
             query = http.query_params
             return {name: query.getlist(name) if name in self._several else query[name] for name in query}
-        if not await http.body():
+        names = {one.name for one in fields(self._kind)}  # type: ignore[arg-type]  # it is a dataclass
+        if names <= {*self._operation.places, *self._operation.in_headers} or not await http.body():
             return {}
         if "json" not in http.headers.get("content-type", ""):
             raise _wrong("the body is not declared as JSON")

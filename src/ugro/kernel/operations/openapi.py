@@ -6,13 +6,16 @@ declaration of the request.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Response
 from fastapi.openapi.utils import get_openapi
 from pydantic import TypeAdapter
 
+from ugro.kernel.access.model import Caller
+from ugro.kernel.access.operations import GetDescription
 from ugro.kernel.operations.access_rules import RULES, Access
 from ugro.kernel.operations.answers import (
     ANSWERS,
@@ -28,7 +31,8 @@ from ugro.kernel.operations.answers import (
     short_names,
 )
 from ugro.kernel.operations.registry import requests as declared
-from ugro.kernel.operations.request import Request
+from ugro.kernel.operations.request import Request, answers
+from ugro.kernel.operations.responses import json_response
 
 PREFIX = "/api"
 _ABOUT = "Requests carry a token: `Authorization: Bearer ugro_…`, made by `ugro token create`."
@@ -42,6 +46,15 @@ _REASONS = {
     "409": ("Unsatisfiable", "The cluster can never do this."),
     "default": ("Failed", "Anything else that failed; `kind` says what."),
 }
+
+
+class Description:
+    def __init__(self, app: FastAPI) -> None:
+        self._app = app
+
+    @answers(GetDescription)
+    async def describe(self, asked: GetDescription, caller: Caller) -> Response:
+        return json_response(await asyncio.to_thread(described, self._app))
 
 
 def described(app: FastAPI) -> dict[str, Any]:
@@ -80,7 +93,8 @@ def _describe(found: dict[str, Any], kind: type[Request[Any]]) -> None:
     components = found["components"]["schemas"]
     for name, one in schema.pop("$defs", {}).items():
         assert components.setdefault(name, one) == one, f"two classes would have one name: {name}"
-    required, properties = schema.get("required", ()), schema["properties"]
+    required = schema.get("required", ())
+    properties = {name: one for name, one in schema["properties"].items() if name not in operation.in_headers}
     described = found["paths"][operation.path.replace(":path", "")][operation.method.lower()]
     in_address = operation.places if operation.has_body else properties
     described["parameters"] = [

@@ -44,7 +44,7 @@ class Lines(Generic[T]):
 
 
 class Raw:
-    """The answer of an operation that is bytes of another media type."""
+    """The answer of an operation that is bytes of another media type: a generator of them, or a response."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +84,9 @@ class Operation:
     for_people: bool = False  # not for tokens: it makes another way in
     ends_with_client: bool = False  # the work is given up if the client leaves before the answer
     without_store: bool = False  # answered also while the agent's database is away
+    in_browser: bool = False  # pages of the dashboard ask this, too
+    in_query: bool = False  # the fields are in the address, whatever the method
+    in_headers: tuple[str, ...] = ()  # fields that commands tell of themselves: ugro_settings is ugro-settings
     media: str = "application/json"
 
     @property
@@ -102,7 +105,7 @@ class Operation:
 
     @property
     def has_body(self) -> bool:
-        return self.method in _BODIES
+        return self.method in _BODIES and not self.in_query
 
     @property
     def line(self) -> Any:
@@ -113,11 +116,11 @@ class Operation:
 class Request(Generic[A]):
     """Subclasses are frozen dataclasses, whose fields are what is asked::
 
-        @dataclass(frozen=True, slots=True)
-        class CancelJob(Request[Cancelled], route="POST /v1/jobs/{word}/cancel", role=Role.USER, audit="cancel {word}"):
-            \"""Stops a job, and all its processes.\"""
+    @dataclass(frozen=True, slots=True)
+    class CancelJob(Request[Cancelled], route="POST /v1/jobs/{word}/cancel", role=Role.USER, audit="cancel {word}"):
+        \"""Stops a job, and all its processes.\"""
 
-            word: str
+        word: str
     """
 
     __slots__ = ()
@@ -148,13 +151,14 @@ class Request(Generic[A]):
     # --- on the wire ------------------------------------------------------------------------------------------------
 
     def to_wire(self) -> tuple[str, str, dict[str, Any] | None]:
-        """Its method, address and body."""
+        """Its method, address and body; fields that are headers are sent apart."""
         operation = self.operation
-        values = {one.name: getattr(self, one.name) for one in fields(self)}  # type: ignore[arg-type]
-        address = _PLACES.sub(lambda place: quote(str(values.pop(place[1])), safe=""), operation.path)
+        names = [one.name for one in fields(self) if one.name not in operation.in_headers]  # type: ignore[arg-type]
+        values = {name: getattr(self, name) for name in names}
+        address = _PLACES.sub(lambda place: _quoted(str(values.pop(place[1]))), operation.path)
         if operation.has_body:
             return operation.method, address, values
-        query = "&".join(f"{name}={quote(word, safe='')}" for name, value in values.items() for word in _words(value))
+        query = "&".join(f"{name}={_quoted(word)}" for name, value in values.items() for word in _words(value))
         return operation.method, f"{address}?{query}" if query else address, None
 
 
@@ -171,6 +175,10 @@ def _pattern(path: str) -> re.Pattern[str]:
 def operation_name(kind: type[Request[Any]]) -> str:
     """``create_token`` of CreateToken: clients that are generated have a function of this name."""
     return re.sub(r"(?<!^)(?=[A-Z])", "_", kind.__name__).lower()
+
+
+def _quoted(text: str) -> str:
+    return quote(text, safe="", errors="surrogateescape")  # arguments of a command need not be valid UTF-8
 
 
 def _words(value: Any) -> Iterator[str]:

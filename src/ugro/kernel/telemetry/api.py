@@ -20,7 +20,6 @@ from ugro.kernel.telemetry.model import is_internal, main_loss
 from ugro.kernel.telemetry.prometheus_text import CONTENT_TYPE
 
 _MOST_JOBS = 2000
-_MOST_EVENTS = 10_000
 _MOST_HEADLINES = 50
 _STEP = 1 << 53
 Column = Literal["steps", "times", "lows", "highs", "means", "counts", "odd"]
@@ -31,26 +30,10 @@ Keys = Annotated[list[str], Query(alias="key")]
 Jobs = Annotated[list[str], Query(alias="job", min_length=1, max_length=_MOST_JOBS)]
 
 
-class TestBody(Body):
-    __test__ = False  # not a pytest class
-
-    channels: list[Annotated[str, Field(max_length=64)]] = Field(default_factory=list, max_length=100)
-
-
 def add_watch_routes(app: FastAPI, agent: Agent) -> None:
     _add_curve_routes(app, agent)
     _add_headline_routes(app, agent)
     monitoring = agent.monitoring
-
-    @app.get("/v1/alerts")
-    async def alerts(limit: Annotated[int, Query(ge=0, le=_MOST_EVENTS)] = 100) -> Response:
-        """``alerts``: the active ones; ``events``: the history of alerts, the newest first."""
-        history = await agent.store.alerts.history(limit)
-        return json_response({"alerts": monitoring.monitor.alerts(), "events": history})
-
-    @app.post("/v1/alerts/test")
-    async def test(body: TestBody) -> Response:
-        return json_response({"channels": await monitoring.test(body.channels)})
 
     @app.get("/v1/nodes")
     async def nodes() -> Response:

@@ -14,6 +14,7 @@ from typing import Any
 from ugro.features.alerts.channels import Message, Notifier
 from ugro.features.alerts.config import LOG
 from ugro.features.alerts.model import Tried
+from ugro.features.alerts.operations import TestChannels, TriedChannels
 from ugro.features.alerts.service import JobNotifications, Monitor
 from ugro.features.hardware.service import MeasuredHardware
 from ugro.features.trackers.config import ExportSection
@@ -22,7 +23,7 @@ from ugro.features.training.config import EnergySection
 from ugro.features.training.rules_energy import Price
 from ugro.features.training.service import EnergyService, Headlines
 from ugro.kernel.access.caller import viewer
-from ugro.kernel.access.model import node_of
+from ugro.kernel.access.model import Caller, node_of
 from ugro.kernel.files.results.log_stream import agent_stops
 from ugro.kernel.jobs.engine.reconciler import Engine
 from ugro.kernel.jobs.engine.rules.attempt import RunState
@@ -33,6 +34,7 @@ from ugro.kernel.jobs.store import EndStore, JobStore
 from ugro.kernel.links.cluster import Cluster
 from ugro.kernel.links.model import NodeReport
 from ugro.kernel.links.reports import Ranks
+from ugro.kernel.operations.request import answers
 from ugro.kernel.store.database import Store
 from ugro.kernel.support.aio import ChangeSignal, keep_running, wait_for_any
 from ugro.kernel.support.errors import UgroError
@@ -238,11 +240,12 @@ class MonitoringService:
             self._grown_lately.popleft()
         return self._grown_lately[0][1] if self._grown_lately else self.grown.count
 
-    async def test(self, names: Sequence[str]) -> list[Tried]:
-        chosen = names or (LOG, *self._cluster.config.channels)
+    @answers(TestChannels)
+    async def test(self, asked: TestChannels, caller: Caller) -> TriedChannels:
+        chosen = asked.channels or (LOG, *self._cluster.config.channels)
         name = self._cluster.config.cluster.name
         message = Message("this is a test", "info", "test", time.time(), name, "Somebody ran: ugro alerts test")
-        return list(await asyncio.gather(*(self._try(one, message) for one in chosen)))
+        return TriedChannels(tuple(await asyncio.gather(*(self._try(one, message) for one in chosen))))
 
     async def changes(self, after: int | None) -> AsyncGenerator[list[dict[str, Any]]]:
         """Events after that number, or from now on; node reports, at first all; and the jobs whose metrics have grown.
