@@ -16,6 +16,7 @@ from ugro.features.hardware import cli as figures
 from ugro.features.health import cli as doctor
 from ugro.features.power import cli as power
 from ugro.features.power.model import OwnerReport
+from ugro.kernel.files.operations import RemoveUnusedCode
 from ugro.kernel.links.model import NodeReport, Status, by_name
 from ugro.kernel.support.errors import UsageError
 from ugro.kernel.support.quantities import format_duration, format_size
@@ -80,7 +81,7 @@ def gc(session: Session, names: tuple[str, ...], everything: bool) -> int:
     NAMES are nodes; the default is all. The least recently used code is removed first.
     """
     session.output.progress("removing unused code")
-    found = session.client().tidy(names, everything=everything)
+    found = session.client().ask(RemoveUnusedCode(names, everything)).tidied
     if session.output.is_json:
         session.output.document({"tidied": found})
     else:

@@ -24,6 +24,7 @@ from ugro.cli.untrusted import TerminalFilter
 from ugro.client.client import Client
 from ugro.client.job_logs import LogChoice
 from ugro.kernel.jobs.model import FINAL_STATES, WAITING_STATES, Job, JobState
+from ugro.kernel.jobs.operations import CancelJob
 from ugro.kernel.support.errors import UgroError, Unreachable
 
 # --- keys -------------------------------------------------------------------------------------------------------------
@@ -269,7 +270,7 @@ class _Screen:
     def _done(self, act: Act) -> str:
         try:
             if act.kind == "cancel":
-                self._client.jobs.cancel(int(act.target))
+                self._client.ask(CancelJob(act.target))
             elif act.kind == "drain":
                 self._client.drain(act.target)
             else:

@@ -6,7 +6,6 @@ Types that only some calls need are imported there: importing this module takes 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -31,10 +30,9 @@ if TYPE_CHECKING:
     from ugro.features.remote_access.client.master import Master
     from ugro.kernel.access.model import AuditEntry
     from ugro.kernel.agent.model import DashboardLink, Event, Finding
-    from ugro.kernel.files.model import Snapshot, SyncReport, SyncTotals, Tidied
     from ugro.kernel.links.model import HostKey, NodeReport
     from ugro.kernel.links.rules import Choice
-    from ugro.kernel.operations.request import Lines, Request
+    from ugro.kernel.operations.request import Lines, Raw, Request
 
 A = TypeVar("A")
 T = TypeVar("T")
@@ -169,33 +167,6 @@ class Client(Parts):
 
     def resume(self, name: str) -> None:
         self._ask("POST", f"/v1/nodes/{_quoted(name)}/resume")
-
-    # --- code --------------------------------------------------------------------------------------------------
-
-    def sync(
-        self, folder: Path | str = ".", nodes: Sequence[str] = (), *, dry_run: bool = False, force: bool = False
-    ) -> Iterator[Snapshot | SyncReport]:
-        """Sends a folder's code to nodes (default: all). Yields the snapshot, then reports until all are done."""
-        from ugro.kernel.files.model import Snapshot, SyncReport
-
-        body = {"folder": os.path.abspath(folder), "nodes": list(nodes), "dry_run": dry_run, "force": force}
-        for document in lines(self._stream("POST", "/v1/sync", body)):
-            if "snapshot" in document:
-                yield decode(Snapshot, document["snapshot"])
-            elif "node" in document:
-                yield decode(SyncReport, document["node"])
-
-    def sync_totals(self) -> SyncTotals:
-        from ugro.kernel.files.model import SyncTotals
-
-        return decode(SyncTotals, self._ask("GET", "/v1/sync"))
-
-    def tidy(self, nodes: Sequence[str] = (), *, everything: bool = False) -> list[Tidied]:
-        """Removes unused code above the limit, on the nodes and here; or all unused code."""
-        from ugro.kernel.files.model import Tidied
-
-        answer = self._ask("POST", "/v1/tidy", {"nodes": list(nodes), "everything": everything})
-        return [decode(Tidied, document) for document in answer["tidied"]]
 
     def host_key(self, name: str, ssh_config: str | None = None) -> HostKey:
         """Of a node, or of another host: NAME, USER@HOST or USER@HOST:PORT."""
@@ -353,9 +324,9 @@ class Client(Parts):
     def _stream(self, method: str, path: str, body: Any = None, *, timeout_s: float | None = ANSWER_S) -> Any:
         return self.reach.stream(method, path, body, timeout_s=timeout_s)
 
-    def streamed(self, method: str, path: str, body: Any = None) -> Iterator[bytes]:
-        """The content of an answer, as it arrives."""
-        return self.reach.stream(method, path, body)
+    def streamed(self, asked: Request[Raw], *, timeout_s: float | None = ANSWER_S) -> Iterator[bytes]:
+        """Yields the content of an answer as it arrives."""
+        return self.reach.stream(*asked.to_wire(), timeout_s=timeout_s)
 
 
 def _query(key: str, values: Sequence[str]) -> str:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fastapi import FastAPI
+from starlette.types import Message, Scope
 
 from tests.rig.identity import ask, person
 from ugro.client.client import Client
@@ -18,7 +20,7 @@ from ugro.client.http import AgentGone
 from ugro.client.reach import OwnAgent, OwnWish
 from ugro.kernel.access.model import Caller, Role
 from ugro.kernel.operations.endpoints import add_operations, handlers_of
-from ugro.kernel.operations.request import Request, answers
+from ugro.kernel.operations.request import CALLER, Needs, Raw, Request, answers
 from ugro.kernel.support.codec import DecodeError, decode
 from ugro.kernel.support.state_dir import StateDir
 
@@ -121,3 +123,90 @@ def test_a_large_answer_is_written_beside_the_loop() -> None:
         assert large.document["thread"] != loops
 
     asyncio.run(scenario())
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    name: str
+    folder: Path = Path("/")
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class MakeParts(
+    Request[Made | Needs], route="POST /v1/parts", role=Role.USER, audit="make parts", ends_with_client=True
+):
+    """Makes parts, or does nothing if there are none to be made."""
+
+    parts: tuple[Part, ...]
+
+    def about(self, answer: Made | Needs) -> str:
+        return answer.name if isinstance(answer, Made) else ""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadPart(Request[Raw], route="GET /v1/parts/{word}", media="application/x-part"):
+    """Returns a part's bytes."""
+
+    word: str
+
+
+class Parts:
+    @answers(MakeParts)
+    async def make(self, asked: MakeParts, caller: Caller) -> Made | Needs:
+        return Made(" ".join(one.name for one in asked.parts)) if asked.parts else Needs(("PARTS",))
+
+    @answers(ReadPart)
+    async def read(self, asked: ReadPart, caller: Caller) -> AsyncGenerator[bytes]:
+        async def pieces() -> AsyncGenerator[bytes]:
+            yield asked.word.encode()
+
+        return pieces()
+
+
+def with_parts() -> FastAPI:
+    app = FastAPI()
+    add_operations(app, (MakeParts, ReadPart), handlers_of([Parts()]))
+    return app
+
+
+def test_what_is_within_a_request_is_sent_as_maps_and_lists() -> None:
+    asked = MakeParts((Part("a", Path("/x")), Part("b")))
+    parts = [{"name": "a", "folder": "/x"}, {"name": "b", "folder": "/"}]
+    assert asked.to_wire() == ("POST", "/v1/parts", {"parts": parts})
+
+
+def test_bytes_are_answered_with_their_media_type() -> None:
+    found = asyncio.run(ask(with_parts(), "GET", "/v1/parts/wheel", caller=person("ann", Role.VIEWER)))
+    assert (found.body, dict(found.headers)["content-type"]) == (b"wheel", "application/x-part")
+
+
+def test_a_body_that_comes_in_pieces_is_read_whole_also_where_the_client_may_leave() -> None:
+    pieces = [b'{"parts": [{"name"', b': "a"}, ', b'{"name": "b"}]}']
+    messages: list[Message] = [
+        {"type": "http.request", "body": piece, "more_body": number < len(pieces)}
+        for number, piece in enumerate(pieces, 1)
+    ]
+    sent: list[Message] = []
+
+    async def receive() -> Message:
+        await asyncio.sleep(0)
+        if messages:
+            return messages.pop(0)
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    scope: Scope = {
+        "type": "http", "method": "POST", "path": "/v1/parts", "query_string": b"", "root_path": "", "scheme": "http",
+        "headers": [(b"content-type", b"application/json")], CALLER: person("ann", Role.USER),
+    }  # fmt: skip
+    asyncio.run(asyncio.wait_for(with_parts()(scope, receive, send), 30))
+    assert [one["status"] for one in sent if "status" in one] == [200]
+    assert b"".join(one.get("body", b"") for one in sent) == b'{"name":"a b"}'

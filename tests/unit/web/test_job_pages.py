@@ -28,7 +28,7 @@ from ugro.kernel.jobs.model import (
     ranges,
 )
 from ugro.kernel.jobs.records import NodePlan, Plan, RankPlan
-from ugro.kernel.telemetry.curves import KeySummary
+from ugro.kernel.telemetry.model import KeySummary
 from ugro.web.pages.job_page import JobPage, Known, bar, last_steps, plan_text, rank_rows
 
 SPEC = JobSpec(

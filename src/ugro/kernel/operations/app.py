@@ -37,9 +37,9 @@ from ugro.kernel.access.caller import may_read_files
 from ugro.kernel.access.gate import CALLER, Gate, SocketCallers, who
 from ugro.kernel.agent.agent import Agent
 from ugro.kernel.agent.model import ClusterWish, ServedFile
-from ugro.kernel.files.api import add_code_routes, add_result_file_routes
 from ugro.kernel.files.client_files import expect_local
-from ugro.kernel.jobs.api import add_job_routes, add_job_streams, add_result_routes
+from ugro.kernel.files.service import CodeRequests, ResultRequests
+from ugro.kernel.jobs.api import add_compare_routes
 from ugro.kernel.links.api import add_tunnel_routes
 from ugro.kernel.links.host_keys import host_spec
 from ugro.kernel.operations.access_rules import RULES
@@ -52,6 +52,7 @@ from ugro.kernel.operations.responses import Body, LiveResponse, internal_error,
 from ugro.kernel.support.codec import dumps
 from ugro.kernel.support.errors import NotFound, UgroError, UsageError
 from ugro.kernel.telemetry.api import add_watch_routes
+from ugro.kernel.telemetry.requests import MetricRequests
 from ugro.node import foreign
 
 _HTTP_STATUS = {
@@ -137,14 +138,13 @@ def create_app(agent: Agent) -> FastAPI:
     _add_host_key_routes(app, agent)
     _add_command_routes(app, agent)
     add_hardware_routes(app, agent)
-    add_code_routes(app, agent)
     add_environment_routes(app, agent)
     add_ray_cluster_routes(app, agent)
     _add_all_job_routes(app, agent)
     add_watch_routes(app, agent)
     add_audit_routes(app, agent.audit)
     add_identity_routes(app)
-    add_operations(app, requests(), handlers_of((agent.tokens, agent.team)))
+    add_operations(app, requests(), handlers_of(_services(agent)))
     add_discovery_routes(app, agent.discovery)
     add_tunnel_routes(app, agent.tunnels, agent.audit)
     add_power_routes(app, agent.power)
@@ -154,11 +154,18 @@ def create_app(agent: Agent) -> FastAPI:
     return app
 
 
+def _services(agent: Agent) -> Iterator[object]:
+    """Everything that answers declared operations."""
+    yield agent.tokens
+    yield agent.team
+    yield agent.jobs
+    yield ResultRequests(agent.jobs, agent.results)
+    yield CodeRequests(agent.cluster, agent.code, agent.parts.engine.logins)
+    yield MetricRequests(agent.jobs, agent.cluster, agent.monitoring)
+
+
 def _add_all_job_routes(app: FastAPI, agent: Agent) -> None:
-    add_job_routes(app, agent.jobs)
-    add_job_streams(app, agent.jobs)
-    add_result_routes(app, agent.jobs, agent.results)
-    add_result_file_routes(app, agent.jobs, agent.results)
+    add_compare_routes(app, agent.jobs, agent.results)
     add_note_routes(app, agent.jobs, agent.store.notes)
     add_profile_routes(app, agent.jobs, agent.profiling)
     add_planning_routes(app, agent.planning)

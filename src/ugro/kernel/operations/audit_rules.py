@@ -26,7 +26,7 @@ LONGEST = 300  # of a subject, and of an outcome
 _READING = frozenset({"GET", "HEAD", "OPTIONS"})
 # They change nothing: a plan, a look at a file, a probe of hosts.
 _QUIET = re.compile(
-    r"/v1/(jobs/plan|sweeps/plan|cluster/reload|examine|folders|recipes/launch|remote/.+|jobs/[^/]+/results/content)"
+    r"/v1/(sweeps/plan|cluster/reload|examine|recipes/launch|remote/.+)"
 )
 TUNNEL_PATH = "/v1/tunnel"  # open ones record themselves: one entry for all of a process to the same end
 _JOB = r"/v1/jobs/([^/]+)"
@@ -42,18 +42,11 @@ class Rule:
     action: str
     fields: tuple[str, ...] = ()  # of the request's body that say what it is about
     makes_jobs: bool = False  # their numbers are in the answer
-    answers_job: bool = False  # so is the number of the job that the path names by any word
 
 
 RULES = (
-    Rule("POST", r"/v1/jobs(?:/batch)?", "submit", makes_jobs=True),
-    Rule("POST", rf"{_JOB}/retry", "retry", makes_jobs=True),
     Rule("POST", r"/jobs/([0-9]+)/again", "launch again", makes_jobs=True),
-    Rule("POST", rf"{_JOB}/cancel", "cancel", answers_job=True),
-    Rule("DELETE", r"/v1/submissions/[^/]+", "withdraw"),
     Rule("PUT", rf"{_JOB}/notes", "note"),
-    Rule("DELETE", rf"{_JOB}/results", "delete results"),
-    Rule("POST", rf"{_JOB}/results/fetch", "fetch results"),
     Rule("POST", rf"{_JOB}/trace", "trace"),
     Rule("POST", r"/v1/plans", "plan"),
     Rule("POST", r"/v1/sweeps", "sweep"),
@@ -77,8 +70,6 @@ RULES = (
     Rule("POST", r"/v1/exec", "exec", ("nodes", "argv")),
     Rule("DELETE", r"/v1/exec/[^/]+", "cancel exec"),
     Rule("POST", r"/v1/bench", "bench", ("nodes",)),
-    Rule("POST", r"/v1/sync", "sync", ("folder", "nodes")),
-    Rule("POST", r"/v1/tidy", "remove unused code", ("nodes",)),
     Rule("POST", r"/v1/setup", "set up nodes", ("nodes", "file")),
     Rule("POST", r"/v1/environments/gc", "remove unused environments", ("nodes",)),
     Rule("DELETE", r"/v1/environments/(.+)", "remove environment"),
@@ -116,7 +107,7 @@ def rule_for(method: str, path: str) -> tuple[Rule, str] | None:
 def _declared(operation: Operation, path: str) -> tuple[Rule, str] | None:
     if operation.audit is None:
         return None
-    action, *names = re.split(r" ?\{(\w+)\}", operation.audit)[:-1]
+    action, *names = re.split(r" ?\{(\w+)\}", operation.audit)
     named = operation.values_in(path) or {}
     of_body = tuple(name for name in names[::2] if name not in named)
     about = " ".join(named[name] for name in names[::2] if name in named)
@@ -142,8 +133,6 @@ def tunnel_end(query: bytes) -> str:
 def subject(rule: Rule, named: str, request: bytes, answer: bytes) -> str | None:
     """None: it turned out that nothing was done."""
     numbers = _numbers(answer)
-    if rule.answers_job and numbers:
-        named = numbers[0].decode()
     words = [named, *_fields(rule, request)]
     if rule.makes_jobs:
         if not numbers:

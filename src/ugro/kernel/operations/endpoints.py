@@ -6,7 +6,7 @@ Who may ask is checked by the gate before the body is read; here a request becom
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -59,12 +59,14 @@ def add_operations(
 def _endpoint(kind: type[Request[Any]], handler: Handler) -> Callable[[HttpRequest], Awaitable[Response]]:
     operation, parser = kind.operation, _Parser(kind)
 
-    async def respond(http: HttpRequest) -> Response:
-        asked = await parser.parse(http)
+    async def respond(http: HttpRequest, asked: Request[Any]) -> Response:
         answer = await handler(asked, http.scope[CALLER])
-        http.scope[ABOUT] = asked.about(answer)
+        if (about := asked.about(answer)) is not None:
+            http.scope.get(ABOUT, []).append(about)
         if operation.line is not None:
             return LiveResponse(ndjson(answer), _LINES)
+        if isinstance(answer, AsyncGenerator):
+            return LiveResponse(answer, operation.media)
         if operation.answer is Raw:
             response: Response = answer
             return response
@@ -73,7 +75,8 @@ def _endpoint(kind: type[Request[Any]], handler: Handler) -> Callable[[HttpReque
         return await large_json_response(answer) if operation.is_large else json_response(answer)
 
     async def endpoint(http: HttpRequest) -> Response:
-        return await (while_connected(http, respond(http)) if operation.ends_with_client else respond(http))
+        work = respond(http, await parser.parse(http))  # what waits for the client's end would read the body, too
+        return await (while_connected(http, work) if operation.ends_with_client else work)
 
     return endpoint
 

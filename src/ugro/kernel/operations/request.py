@@ -7,9 +7,10 @@ commands do it.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
 from enum import StrEnum
 from functools import cache
 from typing import Any, ClassVar, Generic, TypeVar, get_args, get_origin, overload
@@ -20,7 +21,7 @@ from ugro.kernel.support.codec import decode
 from ugro.kernel.support.errors import NotFound
 
 CALLER = "ugro.caller"  # in the scope of an HTTP request: who asks; None is a stranger
-ABOUT = "ugro.about"  # in its scope, once it is done: what it was about, for the audit log
+ABOUT = "ugro.about"  # in its scope: a list for what it was about, for the audit log
 A = TypeVar("A")
 T = TypeVar("T")
 ANSWERS = "_answers"  # an attribute of a method: which request it answers
@@ -56,7 +57,7 @@ class Lines(Generic[T]):
 
 
 class Raw:
-    """The answer of an operation that is bytes of another media type."""
+    """The answer of an operation that is bytes of another media type: a response, or a generator of its pieces."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,9 @@ class Between:
 
         schema = handler(source)
         if schema["type"] in ("str", "list", "tuple"):
-            bounds = {"min_length": self.least, "max_length": self.most}
+            # The first mistake is enough: of a few MiB that are all wrong, each would be described.
+            first = {} if schema["type"] == "str" else {"fail_fast": True}
+            bounds = {"min_length": self.least, "max_length": self.most, **first}
         else:
             bounds = {"ge": self.least, "le": self.most, "gt": self.above}
         known = {name: bound for name, bound in bounds.items() if bound is not None}
@@ -162,7 +165,7 @@ class Request(Generic[A]):
         cls.operation = Operation(method, path, role, answer, audit, **more)
 
     def about(self, answer: Any) -> str | None:
-        """What the audit log says it was about, once it is done; None: as ``audit`` says it."""
+        """What the audit log says it was about, once it is done; None: as ``audit`` says it; "": it did nothing."""
         return None
 
     def read(self, answer: Any) -> A:
@@ -181,7 +184,7 @@ class Request(Generic[A]):
             lambda place: part_of(operation.path.split("/")[2], values.pop(place[1])), operation.path
         )
         if operation.has_body:
-            return operation.method, address, values
+            return operation.method, address, {name: _plain(value) for name, value in values.items()}
         query = "&".join(f"{name}={quote(word, safe='')}" for name, value in values.items() for word in _words(value))
         return operation.method, f"{address}?{query}" if query else address, None
 
@@ -203,6 +206,19 @@ def _pattern(path: str) -> re.Pattern[str]:
     for name, is_rest, after in zip(parts[1::3], parts[2::3], parts[3::3], strict=True):
         text += f"(?P<{name}>{'.+' if is_rest else '[^/]+'}){re.escape(after)}"
     return re.compile(text)
+
+
+def _plain(value: Any) -> Any:
+    """Returns a value as JSON has it: in maps and lists, which a client can look through."""
+    if value is None or isinstance(value, str | int | float):
+        return value
+    if isinstance(value, Mapping):
+        return {name: _plain(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    if is_dataclass(value):
+        return {one.name: _plain(getattr(value, one.name)) for one in fields(value)}
+    return os.fspath(value)
 
 
 def operation_name(kind: type[Request[Any]]) -> str:
