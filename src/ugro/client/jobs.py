@@ -35,7 +35,7 @@ from ugro.kernel.jobs.operations import (
     Submitted,
     WaitForJob,
 )
-from ugro.kernel.operations.request import Needs
+from ugro.kernel.operations.request import Needs, Request
 from ugro.kernel.support.codec import decode
 from ugro.kernel.support.errors import TimedOut, UgroError, UsageError
 
@@ -134,9 +134,11 @@ class Jobs:
     def _settled(self, asked: PlanJob) -> Planned: ...
     def _settled(self, asked: SubmitJob | PlanJob) -> Submitted | Planned:
         """With the values of the variables that the agent needs for it, and of no others."""
-        answer: Submitted | Planned | Needs = self._client.ask(asked)
+        wanted: Request[Any] = asked
+        answer: Submitted | Planned | Needs = self._client.ask(wanted)
         if isinstance(answer, Needs):
-            answer = self._client.ask(replace(asked, env=asked_for(answer.needs, None)))
+            wanted = replace(asked, env=asked_for(answer.needs, None))
+            answer = self._client.ask(wanted)
         if isinstance(answer, Needs):
             raise UgroError("the agent asks for the same variables again", hint="see: ugro agent logs")
         return answer
