@@ -137,8 +137,8 @@ class Jobs:
         wanted: Request[Any] = asked
         answer: Submitted | Planned | Needs = self._client.ask(wanted)
         if isinstance(answer, Needs):
-            wanted = replace(asked, env=asked_for(answer.needs, None))
-            answer = self._client.ask(wanted)
+            again: Request[Any] = replace(asked, env=asked_for(answer.needs, None))
+            answer = self._client.ask(again)
         if isinstance(answer, Needs):
             raise UgroError("the agent asks for the same variables again", hint="see: ugro agent logs")
         return answer
