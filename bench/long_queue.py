@@ -23,6 +23,7 @@ from bench.bars import Bar, Row, print_rows
 from ugro.client.client import Client
 from ugro.kernel.agent.operations import CreateDashboardLink, DrainNode, ResumeNode
 from ugro.kernel.jobs.model import HOLDING_STATES, WAITING_STATES, JobState
+from ugro.kernel.jobs.operations import ExplainJob, GetJob
 
 _FEW = 1000
 _AT_ONCE = 2000  # submitted by one call
@@ -155,9 +156,9 @@ class _Queue:
             return look
 
         return [
-            (Row("ugro why"), asked(lambda client: client.jobs.why(self._last))),
+            (Row("ugro why"), asked(lambda client: client.ask(ExplainJob(str(self._last))))),
             (Row("ugro status"), asked(lambda client: client.jobs.newest(20))),
-            (Row("ugro status JOB"), asked(lambda client: client.jobs.details(self._last))),
+            (Row("ugro status JOB"), asked(lambda client: client.ask(GetJob(str(self._last))))),
             (Row(_LIST), asked(lambda client: client.jobs.newest(None))),
             (Row("a job's page"), lambda: self._page(f"/jobs/{self._last}")),
             (Row("the page of jobs"), lambda: self._page("/jobs")),

@@ -13,6 +13,7 @@ from ugro.features.hardware import cli as figures
 from ugro.features.health import cli as doctor
 from ugro.features.power.model import OwnerReport
 from ugro.kernel.agent.operations import AddNode, DrainNode, GetAgentStatus, ReloadClusterFile, RemoveNode, ResumeNode
+from ugro.kernel.files.operations import RemoveUnusedCode
 from ugro.kernel.links.model import NodeReport, Status, by_name
 from ugro.kernel.links.operations import CheckHealth, GetHostKey, TrustHostKey
 from ugro.kernel.support.errors import UsageError
@@ -71,7 +72,7 @@ def gc(session: Session, names: tuple[str, ...], everything: bool) -> int:
     NAMES are nodes; the default is all. The least recently used code is removed first.
     """
     session.output.progress("removing unused code")
-    found = session.client().tidy(names, everything=everything)
+    found = session.client().ask(RemoveUnusedCode(names, everything)).tidied
     if session.output.is_json:
         session.output.document({"tidied": found})
     else:

@@ -26,6 +26,7 @@ from ugro.client.job_logs import LogChoice
 from ugro.features.alerts.operations import ListAlerts
 from ugro.kernel.agent.operations import DrainNode, ResumeNode
 from ugro.kernel.jobs.model import FINAL_STATES, WAITING_STATES, Job, JobState
+from ugro.kernel.jobs.operations import CancelJob
 from ugro.kernel.support.errors import UgroError, Unreachable
 
 # --- keys -------------------------------------------------------------------------------------------------------------
@@ -271,7 +272,7 @@ class _Screen:
     def _done(self, act: Act) -> str:
         try:
             if act.kind == "cancel":
-                self._client.jobs.cancel(int(act.target))
+                self._client.ask(CancelJob(act.target))
             elif act.kind == "drain":
                 self._client.ask(DrainNode(act.target))
             else:

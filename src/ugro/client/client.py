@@ -6,13 +6,12 @@ Types that only some calls need are imported there: importing this module takes 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from ugro.client.http import Connection, lines
+from ugro.client.http import AgentGone, Connection, lines, trying_again
 from ugro.client.parts import Parts
 from ugro.client.reach import ANSWER_S, OwnAgent, OwnWish, Reach, chosen_reach
 from ugro.features.exec.client import Ended as Ended
@@ -28,9 +27,8 @@ if TYPE_CHECKING:
     from ugro.client.tunnel import Tunnel
     from ugro.features.batches.pool import Pool
     from ugro.features.remote_access.client.master import Master
-    from ugro.kernel.files.model import Snapshot, SyncReport, SyncTotals, Tidied
     from ugro.kernel.links.model import Choice, NodeReport
-    from ugro.kernel.operations.request import Lines, Request
+    from ugro.kernel.operations.request import Lines, Raw, Request
 
 A = TypeVar("A")
 T = TypeVar("T")
@@ -135,32 +133,6 @@ class Client(Parts):
 
         return self.ask(ChooseBestNode())
 
-    # --- code --------------------------------------------------------------------------------------------------
-
-    def sync(
-        self, folder: Path | str = ".", nodes: Sequence[str] = (), *, dry_run: bool = False, force: bool = False
-    ) -> Iterator[Snapshot | SyncReport]:
-        """Sends a folder's code to nodes (default: all). Yields the snapshot, then reports until all are done."""
-        from ugro.kernel.files.model import Snapshot, SyncReport
-
-        body = {"folder": os.path.abspath(folder), "nodes": list(nodes), "dry_run": dry_run, "force": force}
-        for document in lines(self._stream("POST", "/v1/sync", body)):
-            if "snapshot" in document:
-                yield decode(Snapshot, document["snapshot"])
-            elif "node" in document:
-                yield decode(SyncReport, document["node"])
-
-    def sync_totals(self) -> SyncTotals:
-        from ugro.kernel.files.model import SyncTotals
-
-        return decode(SyncTotals, self._ask("GET", "/v1/sync"))
-
-    def tidy(self, nodes: Sequence[str] = (), *, everything: bool = False) -> list[Tidied]:
-        """Removes unused code above the limit, on the nodes and here; or all unused code."""
-        from ugro.kernel.files.model import Tidied
-
-        answer = self._ask("POST", "/v1/tidy", {"nodes": list(nodes), "everything": everything})
-        return [decode(Tidied, document) for document in answer["tidied"]]
 
     # --- monitoring --------------------------------------------------------------------------------------------
 
@@ -230,10 +202,14 @@ class Client(Parts):
     # --- the connection ----------------------------------------------------------------------------------------
 
     def ask(self, asked: Request[A], *, timeout_s: float = ANSWER_S) -> A:
-        """Asks the agent, and returns its answer."""
-        content = self._ask(*asked.to_wire(), timeout_s=timeout_s)
-        found: A = asked.read(content)
-        return found
+        """Asks the agent, and returns its answer. Asks again if the agent ends meanwhile, where that is safe."""
+        for _ in trying_again():
+            try:
+                return asked.read(self._ask(*asked.to_wire(), timeout_s=timeout_s))
+            except AgentGone:
+                if not asked.operation.can_repeat:
+                    raise
+        raise AssertionError("trying_again ends with an error")
 
     def follow(self, asked: Request[Lines[T]], *, timeout_s: float | None = ANSWER_S) -> Iterator[T]:
         """Yields the documents of an answer as they arrive."""
@@ -247,6 +223,6 @@ class Client(Parts):
     def _stream(self, method: str, path: str, body: Any = None, *, timeout_s: float | None = ANSWER_S) -> Any:
         return self.reach.stream(method, path, body, timeout_s=timeout_s)
 
-    def streamed(self, method: str, path: str, body: Any = None) -> Iterator[bytes]:
-        """The content of an answer, as it arrives."""
-        return self.reach.stream(method, path, body)
+    def streamed(self, asked: Request[Raw], *, timeout_s: float | None = ANSWER_S) -> Iterator[bytes]:
+        """Yields the content of an answer as it arrives."""
+        return self.reach.stream(*asked.to_wire(), timeout_s=timeout_s)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     from ugro.client.agent_calls import Backups, Stores
-    from ugro.client.jobs import Folders, Jobs
+    from ugro.client.client import Client
+    from ugro.client.jobs import Jobs
     from ugro.client.reach import Reach
     from ugro.features.environments.client import Environments
     from ugro.features.experiments.client import Experiments
@@ -30,7 +31,7 @@ class Parts:
     def jobs(self) -> Jobs:
         from ugro.client.jobs import Jobs
 
-        return Jobs(self._ask, self._stream)
+        return Jobs(cast("Client", self))
 
     @property
     def planning(self) -> Planning:
@@ -48,13 +49,7 @@ class Parts:
     def experiments(self) -> Experiments:
         from ugro.features.experiments.client import Experiments
 
-        return Experiments(self._ask, self._stream)
-
-    @property
-    def folders(self) -> Folders:
-        from ugro.client.jobs import Folders
-
-        return Folders(self._stream)
+        return Experiments(cast("Client", self), self._ask, self._stream)
 
     @property
     def services(self) -> ServiceCalls:

@@ -33,6 +33,7 @@ from ugro.kernel.operations.responses import LiveResponse
 from ugro.kernel.support.codec import dumps
 from ugro.kernel.support.errors import NotAllowed, NotFound, UgroError, UsageError
 from ugro.kernel.support.moments import boot_clock_s
+from ugro.kernel.telemetry.operations import Change
 from ugro.web.access import (
     COOKIE_LIFETIME_S,
     LINK_LIFETIME_S,
@@ -84,9 +85,9 @@ async def _events(agent: Agent, after: int) -> AsyncGenerator[bytes]:
         yield _event("bye", error.to_wire()).encode()
 
 
-async def _with_heartbeats(changes: AsyncGenerator[list[dict[str, Any]]]) -> AsyncGenerator[list[str]]:
+async def _with_heartbeats(changes: AsyncGenerator[list[Change]]) -> AsyncGenerator[list[str]]:
     """Adds a heartbeat every few seconds, because a page cannot tell silence from a cut connection."""
-    pending: asyncio.Task[list[dict[str, Any]]] | None = None
+    pending: asyncio.Task[list[Change]] | None = None
     try:
         while True:
             pending = pending or asyncio.ensure_future(anext(changes))

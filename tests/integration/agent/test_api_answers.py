@@ -49,7 +49,10 @@ def of_jobs(folder: Path) -> list[Step]:
     again = job("again", sys.executable, str(folder / "train.py"), "fails", retries=1)
     long = job("long", "sleep", "600", env={"SECRET": None})
     given = {**long, "env": {"SECRET": "s"}}
+    (folder / "data").mkdir(exist_ok=True)
+    (folder / "data" / "one.csv").write_text("1\n")
     return [
+        Step("POST /v1/folders", body=job("reads", "true", folders={"data": str(folder / "data")})),
         Step("POST /v1/jobs/plan", body=made),
         Step("POST /v1/jobs", body=made),
         Step("POST /v1/jobs", body=long),
@@ -100,6 +103,7 @@ def of_nodes(folder: Path) -> list[Step]:
         Step("GET /v1/discovery"),
         Step("GET /v1/discovery/reports", query="node=none"),
         Step("GET /v1/sync"),
+        Step("POST /v1/sync", body={"folder": str(folder), "dry_run": True}),
         Step("POST /v1/tidy", body={}),
         Step("GET /v1/environments"),
         Step("POST /v1/environments/gc", body={}),

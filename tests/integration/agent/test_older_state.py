@@ -26,6 +26,7 @@ from ugro.features.safe_mode.model import SafeMode
 from ugro.features.safe_mode.operations import ReconcileAgent
 from ugro.kernel.agent.operations import DrainNode, ResumeNode
 from ugro.kernel.jobs.model import Job
+from ugro.kernel.jobs.operations import CancelJob, ExplainJob
 from ugro.kernel.store.standing import BLOCK
 from ugro.kernel.support.errors import InSafeMode, NotAllowed
 from ugro.kernel.support.process import RECONCILE_POINTS
@@ -110,7 +111,7 @@ def test_an_older_state_ends_nothing_and_catches_up_with_what_runs(tmp_path: Pat
         with pytest.raises(InSafeMode, match="takes no jobs"):
             submit(place, "no")
         with pytest.raises(InSafeMode, match="ends no jobs"):
-            place.ask(lambda client: client.jobs.cancel(known.id))
+            place.ask(lambda client: client.ask(CancelJob(str(known.id))))
         shown_everywhere(place, newer)
 
         code, out, _ = command(place, "agent", "reconcile", "--adopt")
@@ -266,8 +267,8 @@ def test_no_job_of_a_whole_directory_that_was_put_back_starts_before_the_node_th
             db.execute("DELETE FROM drained_nodes")
         slow.touch()
         assert place.agent().wait_ready()
-        said = place.ask(lambda client: client.jobs.why(late.id))
-        assert said["text"] == "was queued before the agent started: waits until it is known what runs on n1"
+        said = place.ask(lambda client: client.ask(ExplainJob(str(late.id))))
+        assert said.text == "was queued before the agent started: waits until it is known what runs on n1"
         later = submit(place, "later")
         place.wait(lambda: in_state(place, later, "succeeded"), "a job of this agent's time to succeed")
         slow.unlink()

@@ -23,6 +23,7 @@ from tests.rig.web import Answer, ask, connect, cookie_of, own, sign_in
 from ugro.kernel.access.operations import ListAuditEntries
 from ugro.kernel.agent.agent import Agent
 from ugro.kernel.agent.model import ServedFile
+from ugro.kernel.files.operations import GetJobResults
 from ugro.kernel.operations.access_rules import PAGES
 from ugro.kernel.support.state_dir import StateDir
 from ugro.web.access import AccessSettings, Tokens
@@ -180,7 +181,7 @@ def test_no_get_changes_anything(dashboard: Dashboard, cookie: str, tmp_path: Pa
     dashboard.client.jobs.wait(1)
     # Of a small job, files of what the database holds are made when somebody looks; here a command was first.
     list(dashboard.client.jobs.logs(1))
-    dashboard.client.jobs.results(1)
+    dashboard.client.ask(GetJobResults("1"))
     wait_until(lambda: _state(dashboard.home)["attempt_environments"], 30, "the packages of the node to be recorded")
     extra = ["/v1/nodes", "/v1/agent", "/v1/nodes/here/drain", "/v1/jobs/1/cancel", "/v1/jobs/1/notes", "/metrics"]
     queries = ["/login?once=x", "/jobs/1/file?name=result.txt", "/jobs/1/log?rank=0", "/compare?jobs=1"]

@@ -15,6 +15,7 @@ from tests.rig.browser import Dashboard, dashboards
 from tests.rig.training import Pretend
 from tests.rig.waiting import wait_until
 from tests.rig.web import ask, cookie_of, sign_in
+from ugro.kernel.files.operations import GetJobResults
 from ugro.lab.nodes import SimulatedGpu, build_nvml_stub, write_gpus
 
 POWERS_W = (120.0, 30.0)
@@ -84,7 +85,7 @@ def page(dashboard: Dashboard, path: str) -> str:
 def test_what_a_job_used_is_everywhere(dashboard: Dashboard, ugro: Ugro, tmp_path: Path) -> None:
     job = submitted(dashboard, tmp_path)
     assert dashboard.client.jobs.wait(job, timeout_s=60).exit_code == 0
-    wait_until(lambda: dashboard.client.jobs.results(job)[1].state == "home", 30, "its files")
+    wait_until(lambda: dashboard.client.ask(GetJobResults(str(job))).results.state == "home", 30, "its files")
     energy = document(ugro, "results", str(job))["job"]["results"]["energy"]
     by_device = {one["device"]: one for one in energy["devices"]}
     for number, power_w in enumerate(POWERS_W):
@@ -121,7 +122,7 @@ def test_a_profile_has_samples_per_joule_and_names_the_device_that_only_costs_en
     records.write_bytes(b"".join(pretend.run(60)))
     job = submitted(dashboard, tmp_path, str(records), script=TELLS)
     assert dashboard.client.jobs.wait(job, timeout_s=60).exit_code == 0
-    wait_until(lambda: dashboard.client.jobs.results(job)[1].state == "home", 30, "its files")
+    wait_until(lambda: dashboard.client.ask(GetJobResults(str(job))).results.state == "home", 30, "its files")
     found = document(ugro, "profile", str(job))["job"]["profile"]
     first, second = found["ranks"]
     assert first["watts"] / second["watts"] == pytest.approx(POWERS_W[0] / POWERS_W[1], rel=0.1)

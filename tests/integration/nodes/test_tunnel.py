@@ -26,6 +26,7 @@ from ugro.client.client import Client
 from ugro.client.tunnel import Dialer, NodeStream
 from ugro.kernel.access.operations import ListAuditEntries
 from ugro.kernel.jobs.model import JobState
+from ugro.kernel.jobs.operations import CancelJob
 from ugro.kernel.links.tunnels import MOST_OF_NODE
 from ugro.kernel.support.errors import NotAllowed, NotFound, RemoteFailure, Unreachable, UsageError
 from ugro.node import net as forward
@@ -321,7 +322,7 @@ def test_a_socket_in_a_jobs_run_directory_is_reached_and_nothing_outside_it(clie
         Dialer(client, "n002", job=job, socket="talk/rank1")()
     with pytest.raises(NotFound, match=f"job {job} does not run on n001"):
         Dialer(client, "n001", job=job, socket="talk/rank0")()
-    client.jobs.cancel(job)
+    client.ask(CancelJob(str(job)))
     assert client.jobs.wait(job, timeout_s=30).state is JobState.CANCELLED
     with pytest.raises(NotFound, match=f"job {job} does not run on n002"):
         Dialer(client, "n002", job=job, socket="talk/rank0")()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import ugro
 from ugro.client.http import path_of, text_of
-from ugro.client.jobs import Ask, Jobs, new_key
+from ugro.client.jobs import Ask, new_key
 from ugro.features.experiments.rules.grid import MODELS, expect_experiment, parts_of
 from ugro.features.experiments.rules.grid import Abilities as Abilities
 from ugro.features.experiments.rules.grid import Wish as Wish
@@ -21,12 +21,14 @@ from ugro.features.experiments.rules.page import Experiment, gain, of_runs, of_s
 from ugro.features.sweeps.client import Sweeps, SweepText, SweepWish
 from ugro.features.sweeps.model import SweepReport, SweepState, Trial, TrialState
 from ugro.features.training.model import JobEnergy
+from ugro.kernel.jobs.operations import GetJobFile
 from ugro.kernel.support.codec import decode
 from ugro.kernel.support.errors import ConfigError, NotAllowed, NotFound, UgroError
 from ugro.kernel.telemetry.records import AttemptSteps
 from ugro.web.report import csv_text
 
 if TYPE_CHECKING:
+    from ugro.client.client import Client
     from ugro.features.sweeps.model import SweepPlan
 
 PAGE, FILE, DATA = "report.html", "experiment.yaml", "experiment.json"
@@ -52,10 +54,10 @@ class Measured:
 class Experiments:
     """Created by ``Client``."""
 
-    def __init__(self, ask: Ask, stream: Ask) -> None:
+    def __init__(self, client: Client, ask: Ask, stream: Ask) -> None:
+        self._client = client
         self._ask = ask
         self._sweeps = Sweeps(ask, stream)
-        self._jobs = Jobs(ask, stream)
 
     def start(self, name: str, tree: Mapping[str, Any], *, key: str | None = None) -> SweepReport:
         """The same key is the same experiment. Runs are made one at a time, unless the document says otherwise."""
@@ -138,7 +140,7 @@ class Experiments:
         for (model, variant), run in first.items():
             with contextlib.suppress(NotFound):  # removed meanwhile
                 label = "".join(letter if letter.isalnum() else "-" for letter in f"{model} {variant}")
-                texts[f"jobs/{label}.yaml"] = "" if run.job is None else self._jobs.file(run.job)
+                texts[f"jobs/{label}.yaml"] = "" if run.job is None else self._client.ask(GetJobFile(str(run.job))).file
         return {name: text for name, text in texts.items() if text}
 
     def _run(self, trial: Trial, steps: Sequence[AttemptSteps]) -> Run:
@@ -165,7 +167,7 @@ class Experiments:
 
     def _energy(self, job: int) -> JobEnergy | None:
         with contextlib.suppress(NotFound):
-            return self._jobs.energy(job)
+            return self._client.jobs.energy(job)
         return None
 
 

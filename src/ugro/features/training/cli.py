@@ -25,6 +25,7 @@ from ugro.features.training.model import (
     TraceRequest,
 )
 from ugro.kernel.files.model import ResultState
+from ugro.kernel.files.operations import GetJobResults
 from ugro.kernel.jobs.model import Job
 from ugro.kernel.support.errors import NotFound, UgroError, UsageError
 from ugro.kernel.support.quantities import format_duration, format_energy, format_size
@@ -92,7 +93,7 @@ def _arrived(output: Output, client: Client, asked: TraceRequest, known: set[str
         found = tuple(one for one in traces if one.path not in known)
         if len({one.rank for one in found}) >= asked.ranks:
             return found
-        if job.is_final and client.jobs.results(asked.job, attempt=asked.attempt)[1].state not in _COMING:
+        if job.is_final and client.ask(GetJobResults(str(asked.job), asked.attempt)).results.state not in _COMING:
             job, traces = client.jobs.traces(asked.job, attempt=asked.attempt)
             found = tuple(one for one in traces if one.path not in known)
             if len({one.rank for one in found}) < asked.ranks:
@@ -199,7 +200,7 @@ def _watch(output: Output, client: Client, which: tuple[str, int | None, int | N
 def _is_over(client: Client, job: Job) -> bool:
     if not job.is_final:
         return False
-    return client.jobs.results(job.id)[1].state not in (ResultState.WAITING, ResultState.COMING)
+    return client.ask(GetJobResults(str(job.id))).results.state not in (ResultState.WAITING, ResultState.COMING)
 
 
 def _newest(

@@ -46,9 +46,9 @@ from ugro.kernel.links.model import Gpu, NodeReport
 from ugro.kernel.support import moments as clock
 from ugro.kernel.support.errors import NotAllowed, NotFound
 from ugro.kernel.support.moments import elapsed_s
-from ugro.kernel.telemetry.curves import Curve, KeySummary, Wanted
+from ugro.kernel.telemetry.curves import Curve, Wanted
 from ugro.kernel.telemetry.metricstore import MetricStore, job_owner
-from ugro.kernel.telemetry.model import main_loss
+from ugro.kernel.telemetry.model import KeySummary, main_loss
 from ugro.kernel.telemetry.records import AttemptSteps, Training, document, read
 from ugro.kernel.telemetry.rules import parameters
 

@@ -81,6 +81,18 @@ class DryRun:
     memory: tuple[DeviceNeed, ...] = ()  # the same
 
 
+@dataclass(frozen=True, slots=True)
+class Why:
+    job: int
+    text: str
+    details: tuple[str, ...] = ()
+    blocked_by: tuple[int, ...] = ()
+    nodes: tuple[str, ...] = ()  # where those run
+    may_start_at: float | None = None  # None: unknown
+    quota: str | None = None  # that it waits for
+    quota_until: float | None = None  # when that has room at the latest; then it needs free devices, too
+
+
 # --- usage ------------------------------------------------------------------------------------------------------------
 
 

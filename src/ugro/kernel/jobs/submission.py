@@ -8,11 +8,9 @@ import os
 import shlex
 import stat
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
-
-from pydantic import ConfigDict
+from typing import Any
 
 from ugro.features.alerts.config import LOG
 from ugro.features.discovery.config import DiscoverySection
@@ -23,7 +21,7 @@ from ugro.features.environments.service.service import PythonEnvService
 from ugro.features.planning.forecasts import Forecasts
 from ugro.features.planning.model import DeviceNeed, Prediction
 from ugro.features.remote_access.service import as_sent
-from ugro.kernel.access.caller import OwnKey, SeenUser, expect_files, expect_visible, may_read_files, viewer
+from ugro.kernel.access.caller import expect_files, expect_visible, may_read_files, viewer
 from ugro.kernel.config.section import nearest
 from ugro.kernel.files.client_files import Offer, remote_client
 from ugro.kernel.files.code.folders import read_slowly
@@ -35,8 +33,10 @@ from ugro.kernel.jobs.config.file import Draft, draft_job, edited_job, parse_job
 from ugro.kernel.jobs.config.options import read_form
 from ugro.kernel.jobs.config.schema import JobSection
 from ugro.kernel.jobs.engine.scheduler_input import SchedulerInput
-from ugro.kernel.jobs.model import ALL_NODES, After, Imports, Job, JobSpec, Launcher, Origin, Placement
+from ugro.kernel.jobs.model import ALL_NODES, After, Imports, Job, JobSpec, Launcher, Placement
 from ugro.kernel.jobs.moves import About
+from ugro.kernel.jobs.operations import FolderRead, FolderReading
+from ugro.kernel.jobs.operations import Submit as Submit
 from ugro.kernel.jobs.result_cache import ResultCache
 from ugro.kernel.jobs.script import OwnScript, Words, expect_no_script_elsewhere, own_script, with_script, words_of
 from ugro.kernel.links.cluster import Cluster
@@ -74,23 +74,6 @@ _MANY = 1000  # words or variables
 # Keys that say which code and data of this machine a job uses.
 _OF_THE_CODE = ("workdir", "cwd", "sync", "inputs", "folders")
 Taken = dict[tuple[Path, ...], Snapshot]  # by folder, and what of it is left out
-
-
-@dataclass(frozen=True, slots=True)
-class Submit:
-    """A job as a client sends it to the API."""
-
-    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
-
-    user: SeenUser
-    key: OwnKey
-    file: Path | None = None
-    fields: Mapping[str, Any] = field(default_factory=dict)
-    here: Path = Path("/")  # the client's current directory
-    env: Mapping[str, str] | None = None  # None: the client has not been asked for variables yet
-    force: bool = False  # even if its code is very large
-    origin: Origin | None = None
-    as_options: bool = False  # errors name fields as options of a command, and not as keys of a job file
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +171,7 @@ class SubmissionReader:
         found = [await self._code.folders.take(*one) for one in draft.folders(submit.here).items()]
         return replace(spec, folders=tuple(found))
 
-    async def read_folders(self, submit: Submit) -> AsyncGenerator[list[dict[str, Any]]]:
+    async def read_folders(self, submit: Submit) -> AsyncGenerator[list[FolderReading | FolderRead]]:
         """Reads the folders of a job that is about to be submitted, and says how far it is; then they are known."""
         draft = await asyncio.to_thread(_draft, submit)
         for name, path in draft.folders(submit.here).items():

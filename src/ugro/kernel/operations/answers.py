@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, make_dataclass
-from typing import Any, NotRequired
+from typing import Any
 
 from pydantic import TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
-from typing_extensions import TypedDict
 
 from ugro.features.alerts.service import Watched
 from ugro.features.environments.model import EnvListing, EnvRemoval
@@ -24,15 +23,12 @@ from ugro.features.ray.model import ClusterView
 from ugro.features.services.model import KeyReport, ServiceReport
 from ugro.features.sweeps.model import Importance, SweepPlan, SweepReport
 from ugro.features.training.model import Headline, JobEnergy, TraceFile
-from ugro.kernel.agent.model import Event, Finding
-from ugro.kernel.files.model import JobResults, SyncTotals, Tidied
-from ugro.kernel.jobs.model import Attempt, Job
-from ugro.kernel.jobs.records import DryRun, UsageReport
-from ugro.kernel.jobs.scheduling.why import Why
+from ugro.kernel.agent.model import Finding
+from ugro.kernel.jobs.model import Job
+from ugro.kernel.jobs.records import UsageReport
 from ugro.kernel.links.model import NodeReport
 from ugro.kernel.operations.registry import requests
-from ugro.kernel.operations.request import Raw, Request, operation_name
-from ugro.kernel.telemetry.curves import KeySummary
+from ugro.kernel.operations.request import Needs, Raw, Request, operation_name
 from ugro.kernel.telemetry.records import AttemptSteps
 
 JSON = "application/json"
@@ -59,53 +55,8 @@ def _lines(name: str, *shapes: Shape) -> Answer:
     return Answer(name, shapes, LINES)
 
 
-class Needs(TypedDict):
-    """Nothing was done: send the request again with the values of these variables in ``env``."""
-
-    needs: tuple[str, ...]
-
-
-class Change(TypedDict):
-    """What happened, or which nodes and metrics have changed."""
-
-    cursor: int  # the number of the last event before
-    event: NotRequired[Event]
-    nodes: NotRequired[list[NodeReport]]
-    gone_nodes: NotRequired[list[str]]
-    metrics: NotRequired[list[int]]  # jobs
-
-
-class CurveColumns(TypedDict):
-    """A metric of a rank in bins of steps, as columns of equal length: those that were asked for, or all."""
-
-    owner: str
-    attempt: int
-    rank: int
-    key: str
-    count: int
-    width: int
-    steps: NotRequired[list[int]]
-    times: NotRequired[list[float]]
-    lows: NotRequired[list[float | None]]
-    highs: NotRequired[list[float | None]]
-    means: NotRequired[list[float | None]]
-    counts: NotRequired[list[int]]
-    odd: NotRequired[list[int]]
-
-
-class FileEntry(TypedDict):
-    """A file of a job's results."""
-
-    name: str  # quoted as in a URL
-    bytes: int
-    mode: int
-    modified_ns: int
-
-
-_JOB_RESULTS = {"job": Job, "results": JobResults}
 _SERVICE = {"service": ServiceReport}
 _SWEEP = {"sweep": SweepReport}
-_CURVES = {"curves": list[CurveColumns]}
 
 def _declared(kind: type[Request[Any]]) -> Answer:
     operation, name = kind.operation, operation_name(kind)
@@ -118,7 +69,6 @@ ANSWERS: Mapping[str, Answer] = {
     **{kind.operation.route: _declared(kind) for kind in requests()},
     # Nodes.
     "GET /v1/nodes": _json("list_nodes", {"nodes": list[NodeReport], "watched": list[Watched]}),
-    "GET /v1/nodes/{name:path}/history": _json("get_node_history", _CURVES),
     "GET /v1/nodes/{name:path}/hardware": _json(
         "get_node_hardware",
         {
@@ -136,9 +86,6 @@ ANSWERS: Mapping[str, Answer] = {
     ),
     "POST /v1/bench": _lines("measure_hardware"),
     # Code and environments on nodes.
-    "GET /v1/sync": _json("get_sync_totals", SyncTotals),
-    "POST /v1/sync": _lines("sync_code"),
-    "POST /v1/tidy": _json("remove_unused_code", {"tidied": list[Tidied]}),
     "POST /v1/setup": _lines("prepare_environment"),
     "GET /v1/environments": _json("list_environments", EnvListing),
     "POST /v1/environments/gc": _json("remove_unused_environments", {"nodes": list[EnvRemoval]}),
@@ -151,45 +98,19 @@ ANSWERS: Mapping[str, Answer] = {
     "POST /v1/remote/trees": _json("upload_contents"),
     # Jobs.
     "GET /v1/usage": _json("get_usage", {"usage": UsageReport}),
-    "GET /v1/jobs": _json("list_jobs", {"jobs": list[Job]}),
-    "POST /v1/jobs": _json("submit_job", {"job": Job}, Needs),
-    "POST /v1/jobs/batch": _json("submit_jobs", {"jobs": list[Job]}),
-    "POST /v1/jobs/plan": _json("plan_job", {"dry_run": DryRun}, Needs),
     "POST /v1/plans": _lines("plan_training"),
-    "POST /v1/folders": _lines("read_folders"),
     "POST /v1/recipes/launch": _json("prepare_recipe"),
-    "DELETE /v1/submissions/{key}": _json("withdraw_submission", {"job": Job | None}),
-    "GET /v1/jobs/{word}": _json("get_job", {"job": Job, "attempts": list[Attempt]}),
-    "GET /v1/jobs/{word}/file": _json("get_job_file", {"file": str}),
-    "GET /v1/jobs/{word}/why": _json("explain_job", Why),
-    "GET /v1/jobs/{word}/wait": _lines("wait_for_job", Job),
-    "GET /v1/jobs/{word}/log": Answer("read_job_log", (str,), TEXT),
-    "GET /v1/jobs/{word}/logs": Answer("stream_job_logs", media=FRAMES),
-    "GET /v1/jobs/{word}/results": _json("get_job_results", _JOB_RESULTS),
-    "GET /v1/jobs/{word}/results/brief": _json("get_brief_job_results", {"results": JobResults}),
-    "GET /v1/jobs/{word}/results/files": _lines("list_result_files", FileEntry),
-    "POST /v1/jobs/{word}/results/content": Answer("read_result_files", media=FRAMES),
     "GET /v1/jobs/{word}/notes": _json("get_job_note", {"note": Note}),
     "GET /v1/jobs/{word}/profile": _json("get_job_profile"),
     "GET /v1/jobs/{word}/steps": _json("get_job_steps", {"job": Job, "attempts": list[AttemptSteps]}),
     "GET /v1/jobs/{word}/traces": _json("list_job_traces", {"job": Job, "traces": list[TraceFile]}),
     "GET /v1/jobs/{word}/headline": _json("get_job_headline", {"headline": Headline}),
     "GET /v1/jobs/{word}/energy": _json("get_job_energy", {"energy": JobEnergy | None}),
-    "POST /v1/jobs/{word}/cancel": _json("cancel_job", Job),
-    "POST /v1/jobs/{word}/retry": _json("retry_job", Job),
     "PUT /v1/jobs/{word}/notes": _json("change_job_note", {"note": Note}),
-    "DELETE /v1/jobs/{word}/results": _json("delete_job_results", {"job": Job, "problems": list[str]}),
-    "POST /v1/jobs/{word}/results/fetch": _json("fetch_job_results", _JOB_RESULTS),
     "POST /v1/jobs/{word}/trace": _json("trace_job"),
     "GET /v1/headlines": _json("list_headlines", {"headlines": list[Headline]}),
     "GET /v1/advice": _json("get_advice", {"note": str | None}),
     "GET /v1/compare": _json("compare_jobs", {"jobs": list[Job], "rows": list[Row]}),
-    "GET /v1/events": _lines("list_events", Event),
-    "GET /v1/changes": _lines("follow_changes", Change),
-    "GET /v1/metrics": _json("get_metrics", _CURVES),
-    "GET /v1/metrics/keys": _json(
-        "list_metric_keys", {"keys": list[KeySummary], "names": list[str], "loss": str | None}
-    ),
     "GET /metrics": Answer("get_prometheus_metrics", (str,), TEXT),
     # Sweeps.
     "GET /v1/sweeps": _json("list_sweeps", {"sweeps": list[SweepReport]}),

@@ -27,8 +27,8 @@ from ugro.features.training.api import add_profile_routes
 from ugro.kernel.access.gate import Gate, SocketCallers, who
 from ugro.kernel.agent.agent import Agent
 from ugro.kernel.feature import import_object, installed
-from ugro.kernel.files.api import add_code_routes, add_result_file_routes
-from ugro.kernel.jobs.api import add_job_routes, add_job_streams, add_result_routes
+from ugro.kernel.files.service import CodeRequests, ResultRequests
+from ugro.kernel.jobs.api import add_compare_routes
 from ugro.kernel.links.api import TunnelConnections
 from ugro.kernel.operations.access_rules import RULES
 from ugro.kernel.operations.audit_rules import TUNNEL_PATH
@@ -41,6 +41,7 @@ from ugro.kernel.operations.responses import internal_error
 from ugro.kernel.support.codec import dumps
 from ugro.kernel.support.errors import NotFound, UgroError, UsageError
 from ugro.kernel.telemetry.api import add_watch_routes
+from ugro.kernel.telemetry.requests import MetricRequests
 
 _HTTP_STATUS = {
     "usage": 400,
@@ -76,7 +77,6 @@ def create_app(agent: Agent) -> FastAPI:
     Gate(agent, RULES).guard(app)
     answer_errors(app)
     add_hardware_routes(app, agent)
-    add_code_routes(app, agent)
     add_environment_routes(app, agent)
     add_ray_cluster_routes(app, agent)
     _add_all_job_routes(app, agent)
@@ -98,6 +98,7 @@ def _services(app: FastAPI, agent: Agent) -> tuple[object, ...]:
         agent.executions,
         agent.health,
         agent.hosts,
+        agent.jobs,
         agent.monitoring,
         agent.monitoring.monitor,
         agent.power,
@@ -105,17 +106,17 @@ def _services(app: FastAPI, agent: Agent) -> tuple[object, ...]:
         agent.team,
         agent.tokens,
         ClusterFiles(agent.allowances),
+        CodeRequests(agent.cluster, agent.code, agent.parts.engine.logins),
         Description(app),
+        MetricRequests(agent.jobs, agent.cluster, agent.monitoring),
+        ResultRequests(agent.jobs, agent.results),
         TunnelConnections(agent.tunnels, agent.audit),
         *(import_object(feature.service)(agent) for feature in installed() if feature.service),
     )
 
 
 def _add_all_job_routes(app: FastAPI, agent: Agent) -> None:
-    add_job_routes(app, agent.jobs)
-    add_job_streams(app, agent.jobs)
-    add_result_routes(app, agent.jobs, agent.results)
-    add_result_file_routes(app, agent.jobs, agent.results)
+    add_compare_routes(app, agent.jobs, agent.results)
     add_note_routes(app, agent.jobs, agent.store.notes)
     add_profile_routes(app, agent.jobs, agent.profiling)
     add_planning_routes(app, agent.planning)

@@ -25,7 +25,7 @@ READ_TOKEN = "read token of Ray cluster"
 LONGEST = 300  # of a subject, and of an outcome
 _READING = frozenset({"GET", "HEAD", "OPTIONS"})
 # They change nothing: a plan, a look at a file.
-_QUIET = re.compile(r"/v1/(jobs/plan|sweeps/plan|folders|recipes/launch|remote/.+|jobs/[^/]+/results/content)")
+_QUIET = re.compile(r"/v1/(sweeps/plan|recipes/launch|remote/.+)")
 TUNNEL_PATH = "/v1/tunnel"  # open ones record themselves: one entry for all of a process to the same end
 _JOB = r"/v1/jobs/([^/]+)"
 _NUMBER = re.compile(rb'"id":([0-9]+),"spec"')
@@ -39,18 +39,11 @@ class Rule:
     action: str
     fields: tuple[str, ...] = ()  # of the request's body that say what it is about
     makes_jobs: bool = False  # their numbers are in the answer
-    answers_job: bool = False  # so is the number of the job that the path names by any word
 
 
 RULES = (
-    Rule("POST", r"/v1/jobs(?:/batch)?", "submit", makes_jobs=True),
-    Rule("POST", rf"{_JOB}/retry", "retry", makes_jobs=True),
     Rule("POST", r"/jobs/([0-9]+)/again", "launch again", makes_jobs=True),
-    Rule("POST", rf"{_JOB}/cancel", "cancel", answers_job=True),
-    Rule("DELETE", r"/v1/submissions/[^/]+", "withdraw"),
     Rule("PUT", rf"{_JOB}/notes", "note"),
-    Rule("DELETE", rf"{_JOB}/results", "delete results"),
-    Rule("POST", rf"{_JOB}/results/fetch", "fetch results"),
     Rule("POST", rf"{_JOB}/trace", "trace"),
     Rule("POST", r"/v1/plans", "plan"),
     Rule("POST", r"/v1/sweeps", "sweep"),
@@ -65,8 +58,6 @@ RULES = (
     Rule("POST", r"/v1/services/([^/]+)/keys", "create key of service"),
     Rule("DELETE", r"/v1/services/([^/]+)/keys/[^/]+", "revoke key of service"),
     Rule("POST", r"/v1/bench", "bench", ("nodes",)),
-    Rule("POST", r"/v1/sync", "sync", ("folder", "nodes")),
-    Rule("POST", r"/v1/tidy", "remove unused code", ("nodes",)),
     Rule("POST", r"/v1/setup", "set up nodes", ("nodes", "file")),
     Rule("POST", r"/v1/environments/gc", "remove unused environments", ("nodes",)),
     Rule("DELETE", r"/v1/environments/(.+)", "remove environment"),
@@ -124,8 +115,6 @@ def tunnel_end(query: bytes) -> str:
 def subject(rule: Rule, named: str, request: bytes, answer: bytes) -> str | None:
     """None: it turned out that nothing was done."""
     numbers = _numbers(answer)
-    if rule.answers_job and numbers:
-        named = numbers[0].decode()
     words = [named, *_fields(rule, request)]
     if rule.makes_jobs:
         if not numbers:

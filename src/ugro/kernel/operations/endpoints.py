@@ -6,7 +6,7 @@ Who may ask is checked by the gate before the body is read; here a request becom
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
 from dataclasses import fields
 from functools import cached_property
 from typing import Any
@@ -18,7 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from ugro.kernel.access.model import Caller
 from ugro.kernel.operations.request import ABOUT, ANSWERS, CALLER, Raw, Request, operation_name
-from ugro.kernel.operations.responses import LiveResponse, json_response, ndjson, while_connected
+from ugro.kernel.operations.responses import LiveResponse, json_response, large_json_response, ndjson, while_connected
 
 _LINES = "application/x-ndjson"
 Handler = Callable[[Any, Caller], Awaitable[Any]]
@@ -60,18 +60,24 @@ def add_operations(
 def _endpoint(kind: type[Request[Any]], handler: Handler) -> Callable[[HttpRequest], Awaitable[Response]]:
     operation, parser = kind.operation, _Parser(kind)
 
-    async def respond(http: HttpRequest) -> Response:
-        asked = await parser.parse(http)
+    async def respond(http: HttpRequest, asked: Request[Any]) -> Response:
         answer = await handler(asked, http.scope[CALLER])
-        http.scope[ABOUT] = asked.about(answer)
+        if (about := asked.about(answer)) is not None:
+            http.scope.get(ABOUT, []).append(about)
         if operation.line is not None:
             return LiveResponse(ndjson(answer), _LINES)
+        if isinstance(answer, AsyncGenerator):
+            return LiveResponse(answer, operation.media)
         if operation.answer is Raw:
-            return answer if isinstance(answer, Response) else LiveResponse(answer, operation.media)
-        return Response(status_code=204) if operation.answer is None else json_response(answer)
+            response: Response = answer
+            return response
+        if operation.answer is None:
+            return Response(status_code=204)
+        return await large_json_response(answer) if operation.is_large else json_response(answer)
 
     async def endpoint(http: HttpRequest) -> Response:
-        return await (while_connected(http, respond(http)) if operation.ends_with_client else respond(http))
+        work = respond(http, await parser.parse(http))  # what waits for the client's end would read the body, too
+        return await (while_connected(http, work) if operation.ends_with_client else work)
 
     return endpoint
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fastapi import FastAPI, Response
+from fastapi.encoders import jsonable_encoder
 from fastapi.openapi.utils import get_openapi
 from pydantic import TypeAdapter
 
@@ -89,7 +90,8 @@ def _made(app: FastAPI) -> dict[str, Any]:
 def _describe(found: dict[str, Any], kind: type[Request[Any]]) -> None:
     """Adds the parameters and the body of a declared request, which FastAPI does not know."""
     operation = kind.operation
-    schema = TypeAdapter(kind).json_schema(ref_template=REFERENCE)
+    # As FastAPI writes its own: without defaults that are null.
+    schema = jsonable_encoder(TypeAdapter(kind).json_schema(ref_template=REFERENCE), exclude_none=True)
     components = found["components"]["schemas"]
     for name, one in schema.pop("$defs", {}).items():
         assert components.setdefault(name, one) == one, f"two classes would have one name: {name}"

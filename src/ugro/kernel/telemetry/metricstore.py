@@ -23,8 +23,8 @@ from ugro.kernel.store.examine import Thoroughness
 from ugro.kernel.support.errors import Damaged
 from ugro.kernel.support.secrets import is_secret
 from ugro.kernel.telemetry import curves as series
-from ugro.kernel.telemetry.curves import Curve, KeySummary, Points, SeriesKey, Wanted, read_curves, read_keys, read_raw
-from ugro.kernel.telemetry.model import INTERNAL, Figure
+from ugro.kernel.telemetry.curves import Curve, Points, SeriesKey, Wanted, read_curves, read_keys, read_raw
+from ugro.kernel.telemetry.model import INTERNAL, Figure, KeySummary
 
 # --- figures of many jobs ---------------------------------------------------------------------------------------------
 # The last, smallest and largest value of each metric of thousands of jobs are read without their curves.

@@ -18,6 +18,21 @@ from ugro.kernel.telemetry.records import StepRecord, document, step_record
 # --- a job as an experiment -------------------------------------------------------------------------------------------
 # It has parameters, metrics, and people's notes.
 
+MOST_BINS = 2000  # of a curve in an answer
+
+
+@dataclass(frozen=True, slots=True)
+class KeySummary:
+    owner: str
+    attempt: int
+    rank: int
+    key: str
+    count: int
+    first_step: int
+    last_step: int
+    last_time: float
+    last_value: float | None  # the last finite one; None: there is none
+
 
 @dataclass(frozen=True, slots=True)
 class Figure:

@@ -40,9 +40,10 @@ from ugro.kernel.support.aio import ChangeSignal, keep_running, wait_for_any
 from ugro.kernel.support.errors import UgroError
 from ugro.kernel.support.state_dir import StateDir
 from ugro.kernel.telemetry.collector import Collector
-from ugro.kernel.telemetry.curves import Curve, KeySummary, Wanted
+from ugro.kernel.telemetry.curves import Curve, Wanted
 from ugro.kernel.telemetry.metricstore import JOB, MetricStore, job_owner, node_owner
-from ugro.kernel.telemetry.model import Measured, is_averaged, is_internal
+from ugro.kernel.telemetry.model import KeySummary, Measured, is_averaged, is_internal
+from ugro.kernel.telemetry.operations import Change
 from ugro.kernel.telemetry.prometheus import PrometheusMetrics, Services, Usage
 
 # --- metrics of jobs --------------------------------------------------------------------------------------------------
@@ -247,7 +248,7 @@ class MonitoringService:
         message = Message("this is a test", "info", "test", time.time(), name, "Somebody ran: ugro alerts test")
         return TriedChannels(tuple(await asyncio.gather(*(self._try(one, message) for one in chosen))))
 
-    async def changes(self, after: int | None) -> AsyncGenerator[list[dict[str, Any]]]:
+    async def changes(self, after: int | None) -> AsyncGenerator[list[Change]]:
         """Events after that number, or from now on; node reports, at first all; and the jobs whose metrics have grown.
 
         Each line has the number of the last event before it. Only events are numbered: a client that reconnects gets
@@ -260,13 +261,13 @@ class MonitoringService:
         seen_grown = self._grown_before(_PAGE_S)
         while not self.is_ending:
             seen = {signal: signal.count for signal in (monitor.changed, moved, self.grown)}
-            lines: list[dict[str, Any]] = []
+            lines: list[Change] = []
             if events := await self._store.jobs.events(after=after):
                 after = events[-1].seq
                 hidden = await self._store.visibility.hidden_from(viewer())
                 lines += [{"cursor": event.seq, "event": event} for event in events if event.job not in hidden]
             if news := _news_of_nodes(shown, monitor.reports):
-                lines.append({"cursor": after, **news})
+                lines.append({"cursor": after, **news})  # type: ignore[typeddict-item]  # some of its keys
             seen_grown, jobs = self.grown_since(seen_grown)
             if grown := set(jobs) - await self._store.visibility.hidden_from(viewer()):
                 lines.append({"cursor": after, "metrics": sorted(grown)})

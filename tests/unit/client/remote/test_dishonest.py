@@ -23,7 +23,7 @@ from ugro.features.services.client import ServiceWish
 from ugro.features.sweeps.client import SweepWish
 from ugro.kernel.agent.model import AgentStatus
 from ugro.kernel.support.codec import dumps
-from ugro.kernel.support.errors import NotAllowed
+from ugro.kernel.support.errors import NotAllowed, UgroError
 from ugro.kernel.support.errors import Wanted as AskedFor
 from ugro.kernel.support.state_dir import StateDir
 
@@ -106,7 +106,7 @@ def test_a_variable_that_the_user_names_is_sent(
 ) -> None:
     monkeypatch.setenv("TOKEN", "mine")
     liar.needs = ["TOKEN"]
-    with pytest.raises(KeyError):  # it asks again, instead of making a job
+    with pytest.raises(UgroError, match="asks for the same variables again"):
         client.jobs.submit(fields=FIELDS)
     assert json.loads(liar.heard[-1])["env"] == {"TOKEN": "mine"}
 

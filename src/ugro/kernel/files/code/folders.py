@@ -8,7 +8,6 @@ import os
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from ugro.features.remote_access.service import Limit, Uploads, as_sent
 from ugro.kernel.access.caller import expect_files, is_vouched
@@ -24,6 +23,7 @@ from ugro.kernel.files.code.transfer import IS_THERE, TIDY_S, CodeTransfer, Code
 from ugro.kernel.files.model import Tidied
 from ugro.kernel.jobs.engine.runs import Identity
 from ugro.kernel.jobs.model import Folder, Job
+from ugro.kernel.jobs.operations import FolderRead, FolderReading
 from ugro.kernel.links.cluster import Cluster
 from ugro.kernel.store.database import CodeStore
 from ugro.kernel.support.errors import NotFound, RemoteFailure, UgroError, UsageError
@@ -289,14 +289,14 @@ def _nodes(job: Job) -> tuple[str, ...]:
     return job.placement.nodes if job.placement else ()
 
 
-async def read_slowly(folders: Folders, name: str, path: Path) -> AsyncGenerator[dict[str, Any]]:
+async def read_slowly(folders: Folders, name: str, path: Path) -> AsyncGenerator[FolderReading | FolderRead]:
     """Says how far it is while it reads; then the folder."""
     reading = Reading()
     taking = asyncio.ensure_future(folders.take(name, path, reading))
     try:
         while not (await asyncio.wait([taking], timeout=_LOOK_S))[0]:
-            yield {"reading": str(path), "bytes": reading.bytes, "total": reading.total}
-        yield {"folder": await taking}
+            yield FolderReading(str(path), reading.bytes, reading.total)
+        yield FolderRead(await taking)
     finally:
         reading.is_cancelled = True
         taking.cancel()
