@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from ugro.client.http import Connection, lines
+from ugro.client.http import AgentGone, Connection, lines, trying_again
 from ugro.client.parts import Parts
 from ugro.client.reach import ANSWER_S, OwnAgent, OwnWish, Reach, absolute, chosen_reach
 from ugro.features.exec.client import Ended as Ended
@@ -332,10 +332,14 @@ class Client(Parts):
     # --- the connection ----------------------------------------------------------------------------------------
 
     def ask(self, asked: Request[A], *, timeout_s: float = ANSWER_S) -> A:
-        """Asks the agent, and returns its answer."""
-        content = self._ask(*asked.to_wire(), timeout_s=timeout_s)
-        found: A = asked.read(content)
-        return found
+        """Asks the agent, and returns its answer. Asks again if the agent ends meanwhile, where that is safe."""
+        for _ in trying_again():
+            try:
+                return asked.read(self._ask(*asked.to_wire(), timeout_s=timeout_s))
+            except AgentGone:
+                if not asked.operation.can_repeat:
+                    raise
+        raise AssertionError("trying_again ends with an error")
 
     def follow(self, asked: Request[Lines[T]], *, timeout_s: float | None = ANSWER_S) -> Iterator[T]:
         """Yields the documents of an answer as they arrive."""

@@ -17,7 +17,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from ugro.kernel.access.model import Caller
 from ugro.kernel.operations.request import ABOUT, ANSWERS, CALLER, Raw, Request, operation_name
-from ugro.kernel.operations.responses import LiveResponse, json_response, ndjson, while_connected
+from ugro.kernel.operations.responses import LiveResponse, json_response, large_json_response, ndjson, while_connected
 
 _LINES = "application/x-ndjson"
 Handler = Callable[[Any, Caller], Awaitable[Any]]
@@ -68,7 +68,9 @@ def _endpoint(kind: type[Request[Any]], handler: Handler) -> Callable[[HttpReque
         if operation.answer is Raw:
             response: Response = answer
             return response
-        return Response(status_code=204) if operation.answer is None else json_response(answer)
+        if operation.answer is None:
+            return Response(status_code=204)
+        return await large_json_response(answer) if operation.is_large else json_response(answer)
 
     async def endpoint(http: HttpRequest) -> Response:
         return await (while_connected(http, respond(http)) if operation.ends_with_client else respond(http))

@@ -84,6 +84,8 @@ class Operation:
     for_people: bool = False  # not for tokens: it makes another way in
     ends_with_client: bool = False  # the work is given up if the client leaves before the answer
     without_store: bool = False  # answered also while the agent's database is away
+    is_large: bool = False  # its answer takes long to write: others are answered meanwhile
+    repeatable: bool = False  # asked twice, it is done once: it has a key, or says how things are to be
     media: str = "application/json"
 
     @property
@@ -103,6 +105,11 @@ class Operation:
     @property
     def has_body(self) -> bool:
         return self.method in _BODIES
+
+    @property
+    def can_repeat(self) -> bool:
+        """The client asks again if the agent ends before it answers."""
+        return self.repeatable or self.method == "GET"
 
     @property
     def line(self) -> Any:
