@@ -23,6 +23,7 @@ from ugro.cli.top_view import SORTS, Group, Item, Seen, groups, headline, lines
 from ugro.cli.untrusted import TerminalFilter
 from ugro.client.client import Client
 from ugro.client.job_logs import LogChoice
+from ugro.features.training.operations import ListHeadlines
 from ugro.kernel.jobs.model import FINAL_STATES, WAITING_STATES, Job, JobState
 from ugro.kernel.support.errors import UgroError, Unreachable
 
@@ -226,7 +227,7 @@ def look(client: Client) -> Seen:
     jobs = sorted(client.jobs.newest(_MOST_JOBS, states=_LIVE), key=_place)
     alerts, _ = client.alerts(0)
     is_running = any(job.state is JobState.RUNNING for job in jobs)
-    found = {one.job: one for one in client.jobs.headlines()} if is_running else {}
+    found = {one.job: one for one in client.ask(ListHeadlines()).headlines} if is_running else {}
     services = client.services.listed()
     return Seen(client.agent().cluster_name, nodes, jobs, alerts, found, services)
 

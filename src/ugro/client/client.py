@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ugro.client.tunnel import Tunnel
     from ugro.features.alerts.model import Alert, Tried
     from ugro.features.batches.pool import Pool
+    from ugro.features.experiments.client import Experiments
     from ugro.features.remote_access.client.master import Master
     from ugro.kernel.access.model import AuditEntry
     from ugro.kernel.agent.model import DashboardLink, Event, Finding
@@ -261,6 +262,14 @@ class Client(Parts):
     def metrics_page(self) -> bytes:
         """The page that Prometheus scrapes."""
         return b"".join(self._stream("GET", "/metrics"))
+
+    # --- experiments -------------------------------------------------------------------------------------------
+
+    @property
+    def experiments(self) -> Experiments:
+        from ugro.features.experiments.client import Experiments
+
+        return Experiments(self)
 
     # --- results -----------------------------------------------------------------------------------------------
 

@@ -17,7 +17,6 @@ from ugro.features.ray.api import add_ray_cluster_routes
 from ugro.features.ray.model import ClusterState, ClusterWish, Head, RayCluster
 from ugro.features.services.api import add_service_routes
 from ugro.features.services.model import DoorPlace, Revision, Service, ServiceSpec, ServiceState
-from ugro.features.sweeps.api import add_sweep_routes
 from ugro.features.sweeps.model import Budget, SweepState, TrialState
 from ugro.features.sweeps.store import NewSweep
 from ugro.kernel.access.gate import Gate
@@ -26,6 +25,7 @@ from ugro.kernel.agent.agent import Agent
 from ugro.kernel.jobs.model import JobSpec
 from ugro.kernel.operations.access_rules import RULES
 from ugro.kernel.operations.app import answer_errors
+from ugro.kernel.operations.endpoints import add_operations, handlers_of
 from ugro.kernel.support.codec import dumps
 
 ANN, BOB = person("ann", Role.USER), person("bob", Role.USER)
@@ -101,7 +101,8 @@ async def while_asked(agent: Agent, method: str, path: str, meanwhile: Change, b
     answer_errors(app)
     add_ray_cluster_routes(app, agent)
     add_service_routes(app, agent.services)
-    add_sweep_routes(app, agent.sweeps)
+    handlers = handlers_of((agent.sweeps,))
+    add_operations(app, handlers, handlers)
     return await ask(app, method, path, caller=BOB, body=body)
 
 

@@ -193,7 +193,6 @@ def _position(text: str) -> tuple[tuple[int, int], int]:
 # The API's routes for job results.
 
 
-_MOST_COMPARED = 20
 Attempt = Annotated[int | None, Query(ge=1)]
 
 
@@ -221,11 +220,6 @@ def add_result_routes(app: FastAPI, jobs: JobService, results: ResultService) ->
         job = await jobs.find(word)
         await results.fetch(job, body.patterns, body.attempt)
         return json_response({"job": job, "results": await results.of(job, body.attempt)})
-
-    @app.get("/v1/compare")
-    async def compare(job: Annotated[list[str], Query(min_length=2, max_length=_MOST_COMPARED)]) -> Response:
-        found = await jobs.find_different(job)
-        return json_response({"jobs": found, "rows": await results.compare([shown(job) for job in found])})
 
     @app.delete("/v1/jobs/{word}/results")
     async def remove(word: str) -> Response:

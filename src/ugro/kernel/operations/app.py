@@ -20,7 +20,7 @@ from ugro.features.discovery.api import add_discovery_routes
 from ugro.features.discovery.sources import ssh_config_hosts
 from ugro.features.environments.api import add_environment_routes
 from ugro.features.exec.service import Command
-from ugro.features.experiments.api import add_note_routes
+from ugro.features.experiments.service import ExperimentRequests
 from ugro.features.hardware.api import add_hardware_routes
 from ugro.features.hooks.api import add_hook_routes
 from ugro.features.planning.api import add_planning_routes
@@ -31,7 +31,7 @@ from ugro.features.recipes.api import add_recipe_routes
 from ugro.features.remote_access.api import UPLOAD_PATH, RemoteClients, add_remote_routes
 from ugro.features.services.api import add_service_routes
 from ugro.features.sweeps.api import add_sweep_routes
-from ugro.features.training.api import add_profile_routes
+from ugro.features.training.service import TrainingLooks
 from ugro.kernel.access.api import add_audit_routes, add_identity_routes
 from ugro.kernel.access.caller import may_read_files
 from ugro.kernel.access.gate import CALLER, Gate, SocketCallers, who
@@ -144,7 +144,15 @@ def create_app(agent: Agent) -> FastAPI:
     add_watch_routes(app, agent)
     add_audit_routes(app, agent.audit)
     add_identity_routes(app)
-    add_operations(app, requests(), handlers_of((agent.tokens, agent.team)))
+    services = (
+        agent.tokens,
+        agent.team,
+        agent.profiling,
+        TrainingLooks(agent.jobs, agent.monitoring.headlines, agent.monitoring.energy),
+        agent.sweeps,
+        ExperimentRequests(agent.jobs, agent.store.notes, agent.results),
+    )
+    add_operations(app, requests(), handlers_of(services))
     add_discovery_routes(app, agent.discovery)
     add_tunnel_routes(app, agent.tunnels, agent.audit)
     add_power_routes(app, agent.power)
@@ -159,8 +167,6 @@ def _add_all_job_routes(app: FastAPI, agent: Agent) -> None:
     add_job_streams(app, agent.jobs)
     add_result_routes(app, agent.jobs, agent.results)
     add_result_file_routes(app, agent.jobs, agent.results)
-    add_note_routes(app, agent.jobs, agent.store.notes)
-    add_profile_routes(app, agent.jobs, agent.profiling)
     add_planning_routes(app, agent.planning)
     add_recipe_routes(app, agent.recipes)
     add_sweep_routes(app, agent.sweeps)

@@ -9,8 +9,6 @@ from pydantic import Field
 
 from ugro.features.experiments.rules.table import metric_order
 from ugro.kernel.agent.agent import Agent
-from ugro.kernel.jobs.model import JobState
-from ugro.kernel.jobs.rows import Listed
 from ugro.kernel.operations.responses import Body, LiveResponse, json_response, ndjson
 from ugro.kernel.support.errors import NotFound
 from ugro.kernel.support.quantities import is_number
@@ -21,7 +19,6 @@ from ugro.kernel.telemetry.prometheus_text import CONTENT_TYPE
 
 _MOST_JOBS = 2000
 _MOST_EVENTS = 10_000
-_MOST_HEADLINES = 50
 _STEP = 1 << 53
 Column = Literal["steps", "times", "lows", "highs", "means", "counts", "odd"]
 _REALS = frozenset({"lows", "highs", "means"})
@@ -39,7 +36,6 @@ class TestBody(Body):
 
 def add_watch_routes(app: FastAPI, agent: Agent) -> None:
     _add_curve_routes(app, agent)
-    _add_headline_routes(app, agent)
     monitoring = agent.monitoring
 
     @app.get("/v1/alerts")
@@ -66,25 +62,6 @@ def add_watch_routes(app: FastAPI, agent: Agent) -> None:
     @app.get("/metrics")
     async def metrics() -> Response:
         return Response(await monitoring.parts.prometheus.text(), headers={"Content-Type": CONTENT_TYPE})
-
-
-def _add_headline_routes(app: FastAPI, agent: Agent) -> None:
-    headlines = agent.monitoring.headlines
-
-    @app.get("/v1/jobs/{word}/headline")
-    async def headline(word: str) -> Response:
-        return json_response({"headline": await headlines.of(await agent.jobs.find(word))})
-
-    @app.get("/v1/jobs/{word}/energy")
-    async def energy(word: str) -> Response:
-        """Null if nothing was measured."""
-        return json_response({"energy": await agent.monitoring.energy.of(await agent.jobs.find(word))})
-
-    @app.get("/v1/headlines")
-    async def of_running() -> Response:
-        """Of the newest running jobs."""
-        listed = Listed(states=(JobState.RUNNING,), limit=_MOST_HEADLINES)
-        return json_response({"headlines": [await headlines.of(job) for job in await agent.jobs.page(listed)]})
 
 
 def _add_curve_routes(app: FastAPI, agent: Agent) -> None:
