@@ -62,7 +62,8 @@ def _endpoint(kind: type[Request[Any]], handler: Handler) -> Callable[[HttpReque
     async def respond(http: HttpRequest) -> Response:
         asked = await parser.parse(http)
         answer = await handler(asked, http.scope[CALLER])
-        http.scope[ABOUT] = asked.about(answer)
+        if (about := asked.about(answer)) is not None:
+            http.scope.get(ABOUT, []).append(about)
         if operation.line is not None:
             return LiveResponse(ndjson(answer), _LINES)
         if operation.answer is Raw:

@@ -20,7 +20,7 @@ from ugro.kernel.support.codec import decode
 from ugro.kernel.support.errors import NotFound
 
 CALLER = "ugro.caller"  # in the scope of an HTTP request: who asks; None is a stranger
-ABOUT = "ugro.about"  # in its scope, once it is done: what it was about, for the audit log
+ABOUT = "ugro.about"  # in its scope: a list for what it was about, for the audit log
 A = TypeVar("A")
 T = TypeVar("T")
 ANSWERS = "_answers"  # an attribute of a method: which request it answers
