@@ -24,6 +24,7 @@ from ugro.cli.untrusted import TerminalFilter
 from ugro.client.client import Client
 from ugro.client.job_logs import LogChoice
 from ugro.features.alerts.operations import ListAlerts
+from ugro.features.training.operations import ListHeadlines
 from ugro.kernel.agent.operations import DrainNode, ResumeNode
 from ugro.kernel.jobs.model import FINAL_STATES, WAITING_STATES, Job, JobState
 from ugro.kernel.jobs.operations import CancelJob
@@ -229,7 +230,7 @@ def look(client: Client) -> Seen:
     jobs = sorted(client.jobs.newest(_MOST_JOBS, states=_LIVE), key=_place)
     alerts = client.ask(ListAlerts(limit=0)).alerts
     is_running = any(job.state is JobState.RUNNING for job in jobs)
-    found = {one.job: one for one in client.jobs.headlines()} if is_running else {}
+    found = {one.job: one for one in client.ask(ListHeadlines()).headlines} if is_running else {}
     services = client.services.listed()
     return Seen(client.agent().cluster_name, nodes, jobs, alerts, found, services)
 

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from ugro.client.pulling import Pulled
     from ugro.client.tunnel import Tunnel
     from ugro.features.batches.pool import Pool
+    from ugro.features.experiments.client import Experiments
     from ugro.features.remote_access.client.master import Master
     from ugro.kernel.links.model import Choice, NodeReport
     from ugro.kernel.operations.request import Lines, Raw, Request
@@ -139,6 +140,14 @@ class Client(Parts):
     def metrics_page(self) -> bytes:
         """The page that Prometheus scrapes."""
         return b"".join(self._stream("GET", "/metrics"))
+
+    # --- experiments -------------------------------------------------------------------------------------------
+
+    @property
+    def experiments(self) -> Experiments:
+        from ugro.features.experiments.client import Experiments
+
+        return Experiments(self)
 
     # --- results -----------------------------------------------------------------------------------------------
 

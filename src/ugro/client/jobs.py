@@ -9,17 +9,16 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain, repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
 from urllib.parse import urlencode
 
 from ugro.client.http import AgentGone, account, asked_for, lines, trying_again
-from ugro.client.job_logs import Following, LogChoice, LogPiece, job_path, step_of
-from ugro.features.experiments.model import Note
+from ugro.client.job_logs import Following, LogChoice, LogPiece, step_of
 from ugro.kernel.agent.model import Event
-from ugro.kernel.jobs.model import Job, JobSpec, JobState, Origin
+from ugro.kernel.jobs.model import Job, JobState, Origin
 from ugro.kernel.jobs.operations import (
     FolderRead,
     FolderReading,
@@ -44,31 +43,18 @@ if TYPE_CHECKING:
 
     from ugro.client.client import Client
     from ugro.client.job_keys import JobKeys
-    from ugro.features.training.model import Headline, JobEnergy, JobProfile, TraceFile, TraceRequest
+    from ugro.features.experiments.model import Note
+    from ugro.features.training.model import Headline
     from ugro.kernel.jobs.records import DryRun
+    from ugro.kernel.operations.request import Request
 
 
+A = TypeVar("A")
 Ask = Callable[..., Any]
 
 _MOST_JOBS = 1_000_000
 _PAGE = 500  # jobs per request, so that the agent can answer others in between
 _LATE_S = 30.0
-
-
-@dataclass(frozen=True, slots=True)
-class Fact:
-    key: str
-    values: tuple[str | None, ...]  # one per job, in order; None if it has none
-
-    @property
-    def is_same(self) -> bool:
-        return len(set(self.values)) == 1
-
-
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    jobs: tuple[Job, ...]
-    rows: tuple[Fact, ...]
 
 
 class Jobs:
@@ -150,6 +136,9 @@ class Jobs:
                 return self._client.reach.ask(method, path, body, **limits)
         return None
 
+    def _asked(self, asked: Request[A]) -> A:
+        return asked.read(self._ask(*asked.to_wire()))
+
     # --- reading -----------------------------------------------------------------------------------------------
 
     def newest(self, limit: int | None = 50, *, states: Iterable[JobState] = ()) -> list[Job]:
@@ -169,34 +158,11 @@ class Jobs:
         """By id, by name (the newest of that name), or ``last``."""
         return self._client.ask(GetJob(str(job))).job
 
-    def profile(
-        self, job: str | int, *, attempt: int | None = None, steps: int | None = None
-    ) -> tuple[Job, JobProfile]:
-        """Where the time of its newest steps goes; raises NotFound while it has reported no steps."""
-        from ugro.features.training.model import JobProfile
-
-        query = urlencode({key: value for key, value in (("attempt", attempt), ("steps", steps)) if value})
-        answer = self._ask("GET", f"{job_path(job)}/profile?{query}")
-        return decode(Job, answer["job"]), decode(JobProfile, answer["profile"])
-
-    def energy(self, job: str | int) -> JobEnergy | None:
-        """What its devices used, and what that costs; None if nothing was measured."""
-        from ugro.features.training.model import JobEnergy
-
-        found = self._ask("GET", f"{job_path(job)}/energy")["energy"]
-        return None if found is None else decode(JobEnergy, found)
-
     def headline(self, job: str | int) -> Headline:
         """How far it is, how long it still takes, its loss, its speed, the use of its devices."""
-        from ugro.features.training.model import Headline
+        from ugro.features.training.operations import GetJobHeadline
 
-        return decode(Headline, self._ask("GET", f"{job_path(job)}/headline")["headline"])
-
-    def headlines(self) -> list[Headline]:
-        """Of the newest running jobs."""
-        from ugro.features.training.model import Headline
-
-        return [decode(Headline, one) for one in self._ask("GET", "/v1/headlines")["headlines"]]
+        return self._asked(GetJobHeadline(str(job))).headline
 
     def loss(self, job: str | int, bins: int) -> list[float | None]:
         """Its loss, in at most so many bins; empty if it logs none."""
@@ -211,37 +177,11 @@ class Jobs:
         newest = max(curves, key=lambda one: (one["attempt"], -one["rank"]), default=None)
         return list(newest["means"]) if newest else []
 
-    def trace(self, job: str | int, steps: int, *, key: str | None = None) -> TraceRequest:
-        """Asks every rank of a running training to record its next steps; see ``traces``."""
-        from ugro.features.training.model import TraceRequest
-
-        body = {"key": key or new_key(), "steps": steps}
-        return decode(TraceRequest, self._ask("POST", f"{job_path(job)}/trace", body))
-
-    def traces(self, job: str | int, *, attempt: int | None = None) -> tuple[Job, tuple[TraceFile, ...]]:
-        """The traces that were collected."""
-        from ugro.features.training.model import TraceFile
-
-        query = "" if attempt is None else f"?attempt={attempt}"
-        answer = self._ask("GET", f"{job_path(job)}/traces{query}")
-        return decode(Job, answer["job"]), tuple(decode(TraceFile, one) for one in answer["traces"])
-
-    def advice(self, spec: JobSpec, *, nodes: Sequence[str] = (), before: int | None = None) -> str | None:
-        """Who lacks what the job ``before`` imports, or what the last job of that name shows about using all nodes."""
-        wanted = [("name", spec.name), *(("node", node) for node in nodes)]
-        wanted += [("least", str(spec.resources.min_nodes)), ("most", str(spec.resources.max_nodes))]
-        wanted += [] if before is None else [("before", str(before))]
-        note = self._ask("GET", f"/v1/advice?{urlencode(wanted)}")["note"]
-        return None if note is None else str(note)
-
-    def compare(self, jobs: Sequence[str | int]) -> Comparison:
-        """Two or more jobs, fact by fact: command, environment, code and results."""
-        query = urlencode([("job", str(job)) for job in jobs])
-        return decode(Comparison, self._ask("GET", f"/v1/compare?{query}"))
-
     def note(self, job: str | int) -> Note:
         """The note and tags of a job."""
-        return decode(Note, self._ask("GET", f"{job_path(job)}/notes")["note"])
+        from ugro.features.experiments.operations import GetJobNote
+
+        return self._asked(GetJobNote(str(job))).note
 
     def set_note(
         self,
@@ -253,8 +193,10 @@ class Jobs:
         remove: Sequence[str] = (),
     ) -> Note:
         """None leaves a part as it is. ``tags`` replaces all tags; ``add`` and ``remove`` keep the others."""
-        body = {"text": text, "tags": None if tags is None else list(tags), "add": list(add), "remove": list(remove)}
-        return decode(Note, self._ask("PUT", f"{job_path(job)}/notes", body)["note"])
+        from ugro.features.experiments.operations import ChangeJobNote
+
+        all_tags = None if tags is None else tuple(tags)
+        return self._asked(ChangeJobNote(str(job), text, all_tags, tuple(add), tuple(remove))).note
 
     # --- following ---------------------------------------------------------------------------------------------
 

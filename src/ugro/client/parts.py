@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from ugro.client.jobs import Jobs
     from ugro.client.reach import Reach
     from ugro.features.environments.client import Environments
-    from ugro.features.experiments.client import Experiments
     from ugro.features.hardware.client import HardwareCalls
     from ugro.features.hooks.client import HookCalls
     from ugro.features.planning.client import Planning
@@ -44,12 +43,6 @@ class Parts:
         from ugro.features.sweeps.client import Sweeps
 
         return Sweeps(self._ask, self._stream)
-
-    @property
-    def experiments(self) -> Experiments:
-        from ugro.features.experiments.client import Experiments
-
-        return Experiments(cast("Client", self), self._ask, self._stream)
 
     @property
     def services(self) -> ServiceCalls:

@@ -217,6 +217,8 @@ def test_operations_have_names_of_their_own_and_every_described_answer_is_tried(
     tried = {step.route for room in ROOMS.values() for step in room(folder)}
     assert checked.description.described() - tried == {
         "DELETE /v1/services/{name}/keys/{key}",  # the key's id is made by the agent
+        # Only of a training that has reported steps: monitoring/test_profile_cli.py has one.
+        "GET /v1/jobs/{word}/profile", "POST /v1/jobs/{word}/trace",
         # Only in safe mode, and only of nodes behind ssh.
         "GET /v1/agent/reconcile", "POST /v1/agent/reconcile",
         "GET /v1/nodes/{name}/hostkey", "POST /v1/nodes/{name}/hostkey",

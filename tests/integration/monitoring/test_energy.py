@@ -15,6 +15,7 @@ from tests.rig.browser import Dashboard, dashboards
 from tests.rig.training import Pretend
 from tests.rig.waiting import wait_until
 from tests.rig.web import ask, cookie_of, sign_in
+from ugro.features.training.operations import GetJobEnergy
 from ugro.kernel.files.operations import GetJobResults
 from ugro.lab.nodes import SimulatedGpu, build_nvml_stub, write_gpus
 
@@ -152,7 +153,7 @@ def test_a_running_job_is_counted_and_its_energy_outlives_its_files(
     job = submitted(dashboard, tmp_path, str(go_on))
     name = f'ugro_job_energy_joules_total{{job_id="{job}"'
     wait_until(lambda: name in ugro("metrics").stdout, 60, "the energy of a job that runs")
-    first = dashboard.client.jobs.energy(job)
+    first = dashboard.client.ask(GetJobEnergy(str(job))).energy
     assert first is not None
     wait_until(lambda: _joules(dashboard, job) > first.joules, 60, "it to grow")
     go_on.touch()
@@ -165,5 +166,5 @@ def test_a_running_job_is_counted_and_its_energy_outlives_its_files(
 
 
 def _joules(dashboard: Dashboard, job: int) -> float:
-    found = dashboard.client.jobs.energy(job)
+    found = dashboard.client.ask(GetJobEnergy(str(job))).energy
     return 0.0 if found is None else found.joules

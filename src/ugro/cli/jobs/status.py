@@ -16,6 +16,7 @@ from ugro.cli.session import Session, json_option, pass_session
 from ugro.client.client import Client
 from ugro.features.safe_mode.model import SafeMode
 from ugro.features.training.model import JobEnergy
+from ugro.features.training.operations import GetJobEnergy
 from ugro.kernel.access.operations import GetWhoami
 from ugro.kernel.files.model import JobResults
 from ugro.kernel.files.operations import GetBriefJobResults
@@ -136,7 +137,7 @@ def status(session: Session, job: str | None, limit: int, is_all: bool, state: t
         show_all(session.output, found, state, session.safe_mode)
         return 0
     details = client.ask(GetJob(job))
-    energy = jobs.energy(details.job.id) if details.job.attempt else None
+    energy = client.ask(GetJobEnergy(str(details.job.id))).energy if details.job.attempt else None
     if session.output.is_json:
         document = {**job_document(details.job, details.attempts), "energy": energy}
         session.output.document({"job": document, "safe_mode": session.safe_mode})

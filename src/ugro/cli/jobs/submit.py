@@ -23,6 +23,7 @@ from ugro.client.http import account
 from ugro.features.planning.cli import BEST, best_nodes
 from ugro.features.planning.model import MOST_NODES
 from ugro.features.recipes.cli import apply_recipe
+from ugro.features.training.operations import GetAdvice
 from ugro.kernel.jobs.model import Job, JobSpec, Launcher
 from ugro.kernel.jobs.operations import RetryJob
 from ugro.kernel.support.errors import UsageError
@@ -187,5 +188,7 @@ def _advise(session: Session, client: Client, spec: JobSpec, nodes: Sequence[str
     """Notes that fewer nodes were faster the last time. It refuses nothing."""
     if spec.launcher is Launcher.COMMAND or session.output.is_json:
         return
-    if (note := client.jobs.advice(spec, nodes=nodes, before=before)) is not None:
+    wanted = spec.resources
+    asked = GetAdvice(spec.name, before, tuple(nodes), wanted.min_nodes, wanted.max_nodes)
+    if (note := client.ask(asked).note) is not None:
         session.output.note(f"note: {note}")

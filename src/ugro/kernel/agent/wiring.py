@@ -138,7 +138,7 @@ def make_parts(base: Base, identity: Identity) -> Parts:
         code=footing.code,
         python_envs=footing.python_envs,
         results=results,
-        profiling=Profiling(base.home.jobs, base.store.jobs, watch, base.monitoring.energy),
+        profiling=Profiling(base.home.jobs, base.store.jobs, jobs, watch, base.monitoring.energy),
         reconciler=_reconciler(base, footing, engine),
         retention=_retention(base, engine, results, footing.clock_watch),
         hardware=_hardware(base, footing, engine),

@@ -15,21 +15,16 @@ from pydantic_core import core_schema
 
 from ugro.features.alerts.service import Watched
 from ugro.features.environments.model import EnvListing, EnvRemoval
-from ugro.features.experiments.model import Note
-from ugro.features.experiments.rules.comparison import Row
 from ugro.features.hardware.model import AllReduceFigures, BestFigure, LinkFigures, NodeFigures
 from ugro.features.hooks.model import Delivery, HookReport
 from ugro.features.ray.model import ClusterView
 from ugro.features.services.model import KeyReport, ServiceReport
-from ugro.features.sweeps.model import Importance, SweepPlan, SweepReport
-from ugro.features.training.model import Headline, JobEnergy, TraceFile
+from ugro.features.sweeps.model import SweepPlan, SweepReport
 from ugro.kernel.agent.model import Finding
-from ugro.kernel.jobs.model import Job
 from ugro.kernel.jobs.records import UsageReport
 from ugro.kernel.links.model import NodeReport
 from ugro.kernel.operations.registry import requests
 from ugro.kernel.operations.request import Needs, Raw, Request, operation_name
-from ugro.kernel.telemetry.records import AttemptSteps
 
 JSON = "application/json"
 LINES = "application/x-ndjson"  # one JSON document per line
@@ -100,29 +95,10 @@ ANSWERS: Mapping[str, Answer] = {
     "GET /v1/usage": _json("get_usage", {"usage": UsageReport}),
     "POST /v1/plans": _lines("plan_training"),
     "POST /v1/recipes/launch": _json("prepare_recipe"),
-    "GET /v1/jobs/{word}/notes": _json("get_job_note", {"note": Note}),
-    "GET /v1/jobs/{word}/profile": _json("get_job_profile"),
-    "GET /v1/jobs/{word}/steps": _json("get_job_steps", {"job": Job, "attempts": list[AttemptSteps]}),
-    "GET /v1/jobs/{word}/traces": _json("list_job_traces", {"job": Job, "traces": list[TraceFile]}),
-    "GET /v1/jobs/{word}/headline": _json("get_job_headline", {"headline": Headline}),
-    "GET /v1/jobs/{word}/energy": _json("get_job_energy", {"energy": JobEnergy | None}),
-    "PUT /v1/jobs/{word}/notes": _json("change_job_note", {"note": Note}),
-    "POST /v1/jobs/{word}/trace": _json("trace_job"),
-    "GET /v1/headlines": _json("list_headlines", {"headlines": list[Headline]}),
-    "GET /v1/advice": _json("get_advice", {"note": str | None}),
-    "GET /v1/compare": _json("compare_jobs", {"jobs": list[Job], "rows": list[Row]}),
     "GET /metrics": Answer("get_prometheus_metrics", (str,), TEXT),
     # Sweeps.
-    "GET /v1/sweeps": _json("list_sweeps", {"sweeps": list[SweepReport]}),
     "POST /v1/sweeps": _json("create_sweep", _SWEEP, Needs),
     "POST /v1/sweeps/plan": _json("plan_sweep", {"plan": SweepPlan}, Needs),
-    "GET /v1/sweeps/{word}": _json("get_sweep", _SWEEP),
-    "GET /v1/sweeps/{word}/document": _json("get_sweep_document", {"document": dict[str, Any]}),
-    "GET /v1/sweeps/{word}/watch": _lines("watch_sweep", SweepReport),
-    "GET /v1/sweeps/{word}/importance": _json("get_importance", {"importance": list[Importance]}),
-    "POST /v1/sweeps/{word}/stop": _json("stop_sweep", _SWEEP),
-    "POST /v1/sweeps/{word}/resume": _json("resume_sweep", _SWEEP),
-    "POST /v1/sweeps/{word}/launch": _json("launch_best_of_sweep", {"job": Job}),
     # Services.
     "GET /v1/services": _json("list_services", {"services": list[ServiceReport]}),
     "POST /v1/services": _json("create_service", _SERVICE, Needs),

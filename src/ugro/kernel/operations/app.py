@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 import ugro
 from ugro.features.discovery.service import ClusterFiles
 from ugro.features.environments.api import add_environment_routes
-from ugro.features.experiments.api import add_note_routes
+from ugro.features.experiments.service import ExperimentRequests
 from ugro.features.hardware.api import add_hardware_routes
 from ugro.features.hooks.api import add_hook_routes
 from ugro.features.planning.api import add_planning_routes
@@ -23,12 +23,11 @@ from ugro.features.recipes.api import add_recipe_routes
 from ugro.features.remote_access.api import UPLOAD_PATH, RemoteClients, add_remote_routes
 from ugro.features.services.api import add_service_routes
 from ugro.features.sweeps.api import add_sweep_routes
-from ugro.features.training.api import add_profile_routes
+from ugro.features.training.service import TrainingLooks
 from ugro.kernel.access.gate import Gate, SocketCallers, who
 from ugro.kernel.agent.agent import Agent
 from ugro.kernel.feature import import_object, installed
 from ugro.kernel.files.service import CodeRequests, ResultRequests
-from ugro.kernel.jobs.api import add_compare_routes
 from ugro.kernel.links.api import TunnelConnections
 from ugro.kernel.operations.access_rules import RULES
 from ugro.kernel.operations.audit_rules import TUNNEL_PATH
@@ -102,23 +101,24 @@ def _services(app: FastAPI, agent: Agent) -> tuple[object, ...]:
         agent.monitoring,
         agent.monitoring.monitor,
         agent.power,
+        agent.profiling,
         agent.reconciler,
+        agent.sweeps,
         agent.team,
         agent.tokens,
         ClusterFiles(agent.allowances),
         CodeRequests(agent.cluster, agent.code, agent.parts.engine.logins),
         Description(app),
+        ExperimentRequests(agent.jobs, agent.store.notes, agent.results),
         MetricRequests(agent.jobs, agent.cluster, agent.monitoring),
         ResultRequests(agent.jobs, agent.results),
+        TrainingLooks(agent.jobs, agent.monitoring.headlines, agent.monitoring.energy),
         TunnelConnections(agent.tunnels, agent.audit),
         *(import_object(feature.service)(agent) for feature in installed() if feature.service),
     )
 
 
 def _add_all_job_routes(app: FastAPI, agent: Agent) -> None:
-    add_compare_routes(app, agent.jobs, agent.results)
-    add_note_routes(app, agent.jobs, agent.store.notes)
-    add_profile_routes(app, agent.jobs, agent.profiling)
     add_planning_routes(app, agent.planning)
     add_recipe_routes(app, agent.recipes)
     add_sweep_routes(app, agent.sweeps)

@@ -43,13 +43,8 @@ class Rule:
 
 RULES = (
     Rule("POST", r"/jobs/([0-9]+)/again", "launch again", makes_jobs=True),
-    Rule("PUT", rf"{_JOB}/notes", "note"),
-    Rule("POST", rf"{_JOB}/trace", "trace"),
     Rule("POST", r"/v1/plans", "plan"),
     Rule("POST", r"/v1/sweeps", "sweep"),
-    Rule("POST", r"/v1/sweeps/([^/]+)/stop", "stop sweep"),
-    Rule("POST", r"/v1/sweeps/([^/]+)/resume", "resume sweep"),
-    Rule("POST", r"/v1/sweeps/([^/]+)/launch", "launch best of sweep", makes_jobs=True),
     Rule("POST", r"/v1/services", "serve", ("model",)),
     Rule("POST", r"/v1/services/([^/]+)/update", "update service"),
     Rule("POST", r"/v1/services/([^/]+)/decide", "decide about update of service", ("promotes",)),
