@@ -36,7 +36,7 @@ from ugro.kernel.jobs.scheduling.why import Why
 from ugro.kernel.links.model import HostKey, NodeReport
 from ugro.kernel.links.rules import Choice
 from ugro.kernel.operations.registry import requests
-from ugro.kernel.operations.request import Raw, Request, operation_name
+from ugro.kernel.operations.request import Needs, Raw, Request, operation_name
 from ugro.kernel.telemetry.curves import KeySummary
 from ugro.kernel.telemetry.records import AttemptSteps
 
@@ -62,12 +62,6 @@ def _json(name: str, *shapes: Shape) -> Answer:
 
 def _lines(name: str, *shapes: Shape) -> Answer:
     return Answer(name, shapes, LINES)
-
-
-class Needs(TypedDict):
-    """Nothing was done: send the request again with the values of these variables in ``env``."""
-
-    needs: tuple[str, ...]
 
 
 class Change(TypedDict):

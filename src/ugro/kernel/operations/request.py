@@ -17,6 +17,7 @@ from urllib.parse import quote
 
 from ugro.kernel.access.model import Caller, Role
 from ugro.kernel.support.codec import decode
+from ugro.kernel.support.errors import NotFound
 
 CALLER = "ugro.caller"  # in the scope of an HTTP request: who asks; None is a stranger
 ABOUT = "ugro.about"  # in its scope, once it is done: what it was about, for the audit log
@@ -25,6 +26,17 @@ T = TypeVar("T")
 ANSWERS = "_answers"  # an attribute of a method: which request it answers
 _PLACES = re.compile(r"\{(\w+)(?::path)?\}")
 _BODIES = ("POST", "PUT", "PATCH")
+# What the things below a path are called, and the command that lists them.
+_KINDS = {
+    "environments": ("environment", "ugro env ls"),
+    "hooks": ("hook", "ugro hooks ls"),
+    "jobs": ("job", "ugro status"),
+    "nodes": ("node", "ugro node ls"),
+    "ray-clusters": ("Ray cluster", "ugro cluster status --all"),
+    "services": ("service", "ugro serve ls"),
+    "sweeps": ("sweep", "ugro sweep ls"),
+    "tokens": ("token", "ugro token ls"),
+}
 
 
 _Method = Callable[[Any, Any, Caller], Awaitable[A]]
@@ -45,6 +57,13 @@ class Lines(Generic[T]):
 
 class Raw:
     """The answer of an operation that is bytes of another media type."""
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """Nothing was done: send the request again with the values of these variables in ``env``."""
+
+    needs: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,14 +167,25 @@ class Request(Generic[A]):
     # --- on the wire ------------------------------------------------------------------------------------------------
 
     def to_wire(self) -> tuple[str, str, dict[str, Any] | None]:
-        """Its method, address and body."""
+        """Returns its method, address and body. Raises NotFound for a word that would lead to another address."""
         operation = self.operation
         values = {one.name: getattr(self, one.name) for one in fields(self)}  # type: ignore[arg-type]
-        address = _PLACES.sub(lambda place: quote(str(values.pop(place[1])), safe=""), operation.path)
+        address = _PLACES.sub(
+            lambda place: part_of(operation.path.split("/")[2], values.pop(place[1])), operation.path
+        )
         if operation.has_body:
             return operation.method, address, values
         query = "&".join(f"{name}={quote(word, safe='')}" for name, value in values.items() for word in _words(value))
         return operation.method, f"{address}?{query}" if query else address, None
+
+
+def part_of(kind: str, word: str | int) -> str:
+    """Returns a word as the part of an address below /v1/KIND. Raises NotFound if it would lead elsewhere."""
+    text = str(word)
+    if text in ("", ".", "..") or "/" in text:
+        what, lists = _KINDS.get(kind, ("such thing:", ""))
+        raise NotFound(f"there is no {what} {text!r:.80}", hint=f"see: {lists}" if lists else None)
+    return quote(text, safe="")
 
 
 @cache
