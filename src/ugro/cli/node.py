@@ -13,6 +13,7 @@ from ugro.features.discovery.cli import discover
 from ugro.features.environments import cli as setup
 from ugro.features.hardware import cli as bench
 from ugro.features.hardware import cli as figures
+from ugro.features.hardware.operations import GetNodeHardware
 from ugro.features.health import cli as doctor
 from ugro.features.power import cli as power
 from ugro.features.power.model import OwnerReport
@@ -59,7 +60,7 @@ def show(session: Session, name: str) -> int:
         raise UsageError(f"{name} is not a single node", hint=f"for several nodes: ugro health {name}")
     client = session.client()
     report = next(client.iter_health([name]))
-    hardware = client.hardware.of(report.name)
+    hardware = client.ask(GetNodeHardware(report.name))
     if session.output.is_json:
         session.output.document({"node": report, "hardware": hardware})
     else:

@@ -12,11 +12,8 @@ if TYPE_CHECKING:
     from ugro.features.discovery.client import ClusterFiles, DiscoveryCalls
     from ugro.features.environments.client import Environments
     from ugro.features.experiments.client import Experiments
-    from ugro.features.hardware.client import HardwareCalls
-    from ugro.features.hooks.client import HookCalls
     from ugro.features.planning.client import Planning
     from ugro.features.power.client import PowerCalls
-    from ugro.features.quotas.client import UsageCalls
     from ugro.features.ray.client import RayClusterCalls
     from ugro.features.recipes.client import Recipes
     from ugro.features.safe_mode.client import SafeModeCalls
@@ -92,12 +89,6 @@ class Parts:
         return SafeModeCalls(self._ask)
 
     @property
-    def hardware(self) -> HardwareCalls:
-        from ugro.features.hardware.client import HardwareCalls
-
-        return HardwareCalls(self._ask, self._stream)
-
-    @property
     def cluster_files(self) -> ClusterFiles:
         from ugro.features.discovery.client import ClusterFiles
 
@@ -120,18 +111,6 @@ class Parts:
         from ugro.features.power.client import PowerCalls
 
         return PowerCalls(self._ask)
-
-    @property
-    def hooks(self) -> HookCalls:
-        from ugro.features.hooks.client import HookCalls
-
-        return HookCalls(self._ask)
-
-    @property
-    def usage(self) -> UsageCalls:
-        from ugro.features.quotas.client import UsageCalls
-
-        return UsageCalls(self._ask)
 
     @property
     def discovery(self) -> DiscoveryCalls:

@@ -94,6 +94,7 @@ def of_nodes(folder: Path) -> list[Step]:
         Step("GET /v1/nodes/{name}/history", ("here",)),
         Step("GET /v1/nodes/{name}/hardware", ("here",)),
         Step("GET /v1/hardware"),
+        Step("POST /v1/bench", body={"mode": "quick", "parts": ["cpu"], "force": True}),
         Step("GET /v1/doctor"),
         Step("GET /v1/ssh-hosts", query="ssh_config=/dev/null"),
         Step("GET /v1/discovery"),

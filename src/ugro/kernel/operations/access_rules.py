@@ -69,11 +69,8 @@ RULES: Mapping[str, Access] = {
     "POST /v1/nodes/{name:path}/sleep": _OPERATES,
     "POST /v1/nodes/{name:path}/wake": _OPERATES,
     "GET /v1/nodes/{name:path}/history": _SEES,
-    "GET /v1/nodes/{name:path}/hardware": _SEES,
     "GET /v1/nodes/{name:path}/hostkey": Access(Role.ADMIN, needs_files=True),
     "POST /v1/nodes/{name:path}/hostkey": Access(Role.ADMIN, needs_files=True),
-    "GET /v1/hardware": _SEES,
-    "POST /v1/bench": _OPERATES,
     "GET /v1/doctor": _USES,
     "POST /v1/examine": Access(Role.ADMIN, needs_files=True),
     "GET /v1/ssh-hosts": Access(Role.ADMIN, needs_files=True),
@@ -99,7 +96,6 @@ RULES: Mapping[str, Access] = {
     "POST /v1/remote/missing": _USES,
     "POST /v1/remote/trees": _USES,
     # Jobs.
-    "GET /v1/usage": _SEES,
     "GET /v1/jobs": _SEES,
     "POST /v1/jobs": _USES,
     "POST /v1/jobs/batch": _USES,
@@ -171,9 +167,6 @@ RULES: Mapping[str, Access] = {
     # Notifications.
     "GET /v1/alerts": _SEES,
     "POST /v1/alerts/test": _OPERATES,
-    "GET /v1/hooks": _OPERATES,
-    "GET /v1/hooks/deliveries": _OPERATES,
-    "POST /v1/hooks/{name}/test": _ADMINISTERS,
 }
 # The dashboard's own pages. What a browser asks of the API is in the table above, too.
 PAGES: Mapping[str, Access] = {

@@ -20,8 +20,6 @@ from ugro.features.discovery.model import Discovered
 from ugro.features.environments.model import EnvListing, EnvRemoval
 from ugro.features.experiments.model import Note
 from ugro.features.experiments.rules.comparison import Row
-from ugro.features.hardware.model import AllReduceFigures, BestFigure, LinkFigures, NodeFigures
-from ugro.features.hooks.model import Delivery, HookReport
 from ugro.features.ray.model import ClusterView
 from ugro.features.safe_mode.model import Reconciliation
 from ugro.features.services.model import KeyReport, ServiceReport
@@ -31,7 +29,7 @@ from ugro.kernel.access.model import AuditEntry
 from ugro.kernel.agent.model import AgentStatus, ClusterFacts, DashboardLink, Event, Finding
 from ugro.kernel.files.model import JobResults, SyncTotals, Tidied
 from ugro.kernel.jobs.model import Attempt, Job
-from ugro.kernel.jobs.records import DryRun, UsageReport
+from ugro.kernel.jobs.records import DryRun
 from ugro.kernel.jobs.scheduling.why import Why
 from ugro.kernel.links.model import HostKey, NodeReport
 from ugro.kernel.links.rules import Choice
@@ -138,24 +136,8 @@ ANSWERS: Mapping[str, Answer] = {
     "POST /v1/nodes/{name:path}/sleep": _json("suspend_node"),
     "POST /v1/nodes/{name:path}/wake": _json("wake_node"),
     "GET /v1/nodes/{name:path}/history": _json("get_node_history", _CURVES),
-    "GET /v1/nodes/{name:path}/hardware": _json(
-        "get_node_hardware",
-        {
-            "figures": NodeFigures | None,
-            "history": list[NodeFigures],
-            "best": list[BestFigure],
-            "links": list[LinkFigures],
-            "allreduces": list[AllReduceFigures],
-            "findings": list[Finding],
-        },
-    ),
     "GET /v1/nodes/{name:path}/hostkey": _json("get_host_key", HostKey),
     "POST /v1/nodes/{name:path}/hostkey": _json("trust_host_key", HostKey),
-    "GET /v1/hardware": _json(
-        "get_hardware",
-        {"nodes": list[NodeFigures], "links": list[LinkFigures], "allreduces": list[AllReduceFigures]},
-    ),
-    "POST /v1/bench": _lines("measure_hardware"),
     "GET /v1/doctor": _lines("diagnose", Finding),
     "POST /v1/examine": _lines("examine_hosts"),
     "GET /v1/ssh-hosts": _json("list_ssh_hosts", list[str]),
@@ -179,7 +161,6 @@ ANSWERS: Mapping[str, Answer] = {
     "POST /v1/remote/missing": _json("find_missing_contents"),
     "POST /v1/remote/trees": _json("upload_contents"),
     # Jobs.
-    "GET /v1/usage": _json("get_usage", {"usage": UsageReport}),
     "GET /v1/jobs": _json("list_jobs", {"jobs": list[Job]}),
     "POST /v1/jobs": _json("submit_job", {"job": Job}, Needs),
     "POST /v1/jobs/batch": _json("submit_jobs", {"jobs": list[Job]}),
@@ -253,9 +234,6 @@ ANSWERS: Mapping[str, Answer] = {
     # Notifications.
     "GET /v1/alerts": _json("list_alerts", {"alerts": list[Alert], "events": list[Event]}),
     "POST /v1/alerts/test": _json("test_channels", {"channels": list[Tried]}),
-    "GET /v1/hooks": _json("list_hooks", {"hooks": list[HookReport]}),
-    "GET /v1/hooks/deliveries": _json("list_hook_deliveries", {"deliveries": list[Delivery]}),
-    "POST /v1/hooks/{name}/test": _json("test_hook", {"id": str}),
 }
 
 

@@ -21,11 +21,8 @@ from ugro.features.discovery.sources import ssh_config_hosts
 from ugro.features.environments.api import add_environment_routes
 from ugro.features.exec.service import Command
 from ugro.features.experiments.api import add_note_routes
-from ugro.features.hardware.api import add_hardware_routes
-from ugro.features.hooks.api import add_hook_routes
 from ugro.features.planning.api import add_planning_routes
 from ugro.features.power.api import add_power_routes
-from ugro.features.quotas.api import add_usage_routes
 from ugro.features.ray.api import add_ray_cluster_routes
 from ugro.features.recipes.api import add_recipe_routes
 from ugro.features.remote_access.api import UPLOAD_PATH, RemoteClients, add_remote_routes
@@ -136,7 +133,6 @@ def create_app(agent: Agent) -> FastAPI:
     _add_node_routes(app, agent)
     _add_host_key_routes(app, agent)
     _add_command_routes(app, agent)
-    add_hardware_routes(app, agent)
     add_code_routes(app, agent)
     add_environment_routes(app, agent)
     add_ray_cluster_routes(app, agent)
@@ -144,12 +140,17 @@ def create_app(agent: Agent) -> FastAPI:
     add_watch_routes(app, agent)
     add_audit_routes(app, agent.audit)
     add_identity_routes(app)
-    add_operations(app, requests(), handlers_of((agent.tokens, agent.team)))
+    services = (
+        agent.tokens,
+        agent.team,
+        agent.hooks,
+        agent.usage,
+        agent.hardware,
+    )
+    add_operations(app, requests(), handlers_of(services))
     add_discovery_routes(app, agent.discovery)
     add_tunnel_routes(app, agent.tunnels, agent.audit)
     add_power_routes(app, agent.power)
-    add_hook_routes(app, agent.hooks)
-    add_usage_routes(app, agent.usage)
     add_remote_routes(app, agent.code)
     return app
 

@@ -76,7 +76,6 @@ RULES = (
     Rule("DELETE", _NODE, "remove node"),
     Rule("POST", r"/v1/exec", "exec", ("nodes", "argv")),
     Rule("DELETE", r"/v1/exec/[^/]+", "cancel exec"),
-    Rule("POST", r"/v1/bench", "bench", ("nodes",)),
     Rule("POST", r"/v1/sync", "sync", ("folder", "nodes")),
     Rule("POST", r"/v1/tidy", "remove unused code", ("nodes",)),
     Rule("POST", r"/v1/setup", "set up nodes", ("nodes", "file")),
@@ -91,7 +90,6 @@ RULES = (
     Rule("POST", r"/v1/agent/reconcile", "reconcile", ("how",)),
     Rule("POST", r"/v1/dashboard", "create sign-in link"),
     Rule("POST", r"/v1/alerts/test", "test channels", ("channels",)),
-    Rule("POST", r"/v1/hooks/([^/]+)/test", "test hook"),
     Rule("POST", r"/login", SIGN_IN),
     Rule("POST", r"/logout", "sign out"),
 )
