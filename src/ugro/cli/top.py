@@ -23,6 +23,7 @@ from ugro.cli.top_view import SORTS, Group, Item, Seen, groups, headline, lines
 from ugro.cli.untrusted import TerminalFilter
 from ugro.client.client import Client
 from ugro.client.job_logs import LogChoice
+from ugro.features.services.operations import ListServices
 from ugro.kernel.jobs.model import FINAL_STATES, WAITING_STATES, Job, JobState
 from ugro.kernel.support.errors import UgroError, Unreachable
 
@@ -227,7 +228,7 @@ def look(client: Client) -> Seen:
     alerts, _ = client.alerts(0)
     is_running = any(job.state is JobState.RUNNING for job in jobs)
     found = {one.job: one for one in client.jobs.headlines()} if is_running else {}
-    services = client.services.listed()
+    services = client.ask(ListServices()).services
     return Seen(client.agent().cluster_name, nodes, jobs, alerts, found, services)
 
 

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from ugro.kernel.operations.request import part_of
-from ugro.kernel.support.codec import dumps
 from ugro.kernel.support.errors import ConfigError, UgroError, Unreachable, error_from_wire
 
 # --- account ----------------------------------------------------------------------------------------------------------
@@ -228,7 +227,7 @@ class _BrokenOffError(Exception):
 
 
 def _request(method: str, path: str, body: Any, headers: Mapping[str, str]) -> bytes:
-    content = b"" if body is None else dumps(body).encode()
+    content = b"" if body is None else json.dumps(body).encode()
     length = {} if PIECEWISE.keys() <= headers.keys() else {"Content-Length": str(len(content))}
     fields = {"Host": "ugro", "Content-Type": "application/json", **length, **headers}
     head = "".join(f"{name}: {value}\r\n" for name, value in fields.items())

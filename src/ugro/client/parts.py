@@ -10,11 +10,9 @@ if TYPE_CHECKING:
     from ugro.client.jobs import Folders, Jobs
     from ugro.client.reach import Reach
     from ugro.features.discovery.client import ClusterFiles, DiscoveryCalls
-    from ugro.features.environments.client import Environments
     from ugro.features.experiments.client import Experiments
     from ugro.features.planning.client import Planning
     from ugro.features.power.client import PowerCalls
-    from ugro.features.ray.client import RayClusterCalls
     from ugro.features.recipes.client import Recipes
     from ugro.features.safe_mode.client import SafeModeCalls
     from ugro.features.services.client import ServiceCalls
@@ -93,18 +91,6 @@ class Parts:
         from ugro.features.discovery.client import ClusterFiles
 
         return ClusterFiles(self._ask)
-
-    @property
-    def environments(self) -> Environments:
-        from ugro.features.environments.client import Environments
-
-        return Environments(self._ask, self._stream)
-
-    @property
-    def ray_clusters(self) -> RayClusterCalls:
-        from ugro.features.ray.client import RayClusterCalls
-
-        return RayClusterCalls(self._ask, self._stream)
 
     @property
     def power(self) -> PowerCalls:

@@ -101,6 +101,7 @@ def of_nodes(folder: Path) -> list[Step]:
         Step("GET /v1/sync"),
         Step("POST /v1/tidy", body={}),
         Step("GET /v1/environments"),
+        Step("POST /v1/setup", body={}),
         Step("POST /v1/environments/gc", body={}),
         Step("POST /v1/nodes/{name}/drain", ("here",), body={"reason": "test"}),
         Step("POST /v1/nodes/{name}/resume", ("here",)),
@@ -212,6 +213,10 @@ def test_operations_have_names_of_their_own_and_every_described_answer_is_tried(
     tried = {step.route for room in ROOMS.values() for step in room(folder)}
     assert checked.description.described() - tried == {
         "DELETE /v1/services/{name}/keys/{key}",  # the key's id is made by the agent
+        # There are none here.
+        "GET /v1/environments/{word}", "DELETE /v1/environments/{word}",
+        "POST /v1/ray-clusters", "GET /v1/ray-clusters/{name}", "GET /v1/ray-clusters/{name}/access",
+        "POST /v1/ray-clusters/{name}/scale", "DELETE /v1/ray-clusters/{name}",
         # Only in safe mode, and only of nodes behind ssh.
         "GET /v1/agent/reconcile", "POST /v1/agent/reconcile",
         "GET /v1/nodes/{name}/hostkey", "POST /v1/nodes/{name}/hostkey",

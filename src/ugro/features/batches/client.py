@@ -60,10 +60,11 @@ def _ray_engine(client: Client, wish: PoolWish, address: str | None) -> Engine:
 
 def _only_cluster(client: Client) -> dict[str, str]:
     from ugro.features.ray.client import connection
+    from ugro.features.ray.operations import GetRayClusterAccess, ListRayClusters
 
-    if client.running_agent() is None or len(client.ray_clusters.list()) != 1:
+    if client.running_agent() is None or len(client.ask(ListRayClusters()).clusters) != 1:
         return {}
-    return connection(client.home, client.ray_clusters.access())
+    return connection(client.home, client.ask(GetRayClusterAccess()).access)
 
 
 def cluster_place(client: Client) -> Place | None:

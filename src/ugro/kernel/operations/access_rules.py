@@ -85,11 +85,6 @@ RULES: Mapping[str, Access] = {
     "GET /v1/sync": _SEES,
     "POST /v1/sync": _USES,  # of other accounts, their own client reads and sends the folder
     "POST /v1/tidy": _OPERATES,
-    "POST /v1/setup": _OPERATES,
-    "GET /v1/environments": _SEES,
-    "POST /v1/environments/gc": _OPERATES,
-    "GET /v1/environments/{word}": _SEES,
-    "DELETE /v1/environments/{word}": _OPERATES,
     # Files of clients on other machines.
     "POST /v1/remote/items": _USES,
     "POST /v1/remote/known": _USES,
@@ -146,24 +141,9 @@ RULES: Mapping[str, Access] = {
     "POST /v1/sweeps/{word}/resume": _changes(Kind.SWEEP),
     "POST /v1/sweeps/{word}/launch": _changes(Kind.SWEEP),
     # Services.
-    "GET /v1/services": _SEES,
     "POST /v1/services": _USES,
-    "GET /v1/services/{name}": _sees(Kind.SERVICE),
-    "GET /v1/services/{name}/watch": _sees(Kind.SERVICE),
     "POST /v1/services/{name}/update": _changes(Kind.SERVICE),
-    "POST /v1/services/{name}/scale": _changes(Kind.SERVICE),
-    "POST /v1/services/{name}/decide": _changes(Kind.SERVICE),
-    "DELETE /v1/services/{name}": _changes(Kind.SERVICE),
-    "GET /v1/services/{name}/keys": _changes(Kind.SERVICE),
-    "POST /v1/services/{name}/keys": _changes(Kind.SERVICE),
-    "DELETE /v1/services/{name}/keys/{key}": _changes(Kind.SERVICE),
     # Ray clusters.
-    "GET /v1/ray-clusters": _SEES,
-    "POST /v1/ray-clusters": _USES,
-    "GET /v1/ray-clusters/{name}": _sees(Kind.RAY_CLUSTER),
-    "GET /v1/ray-clusters/{name}/access": _changes(Kind.RAY_CLUSTER),  # its token runs anything there
-    "POST /v1/ray-clusters/{name}/scale": _changes(Kind.RAY_CLUSTER),
-    "DELETE /v1/ray-clusters/{name}": _changes(Kind.RAY_CLUSTER),
     # Notifications.
     "GET /v1/alerts": _SEES,
     "POST /v1/alerts/test": _OPERATES,

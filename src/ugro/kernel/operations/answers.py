@@ -17,12 +17,10 @@ from typing_extensions import TypedDict
 from ugro.features.alerts.model import Alert, Tried
 from ugro.features.alerts.service import Watched
 from ugro.features.discovery.model import Discovered
-from ugro.features.environments.model import EnvListing, EnvRemoval
 from ugro.features.experiments.model import Note
 from ugro.features.experiments.rules.comparison import Row
-from ugro.features.ray.model import ClusterView
 from ugro.features.safe_mode.model import Reconciliation
-from ugro.features.services.model import KeyReport, ServiceReport
+from ugro.features.services.model import ServiceReport
 from ugro.features.sweeps.model import Importance, SweepPlan, SweepReport
 from ugro.features.training.model import Headline, JobEnergy, TraceFile
 from ugro.kernel.access.model import AuditEntry
@@ -150,11 +148,6 @@ ANSWERS: Mapping[str, Answer] = {
     "GET /v1/sync": _json("get_sync_totals", SyncTotals),
     "POST /v1/sync": _lines("sync_code"),
     "POST /v1/tidy": _json("remove_unused_code", {"tidied": list[Tidied]}),
-    "POST /v1/setup": _lines("prepare_environment"),
-    "GET /v1/environments": _json("list_environments", EnvListing),
-    "POST /v1/environments/gc": _json("remove_unused_environments", {"nodes": list[EnvRemoval]}),
-    "GET /v1/environments/{word}": _json("get_environment"),
-    "DELETE /v1/environments/{word}": _json("remove_environment"),
     # Files of clients on other machines.
     "POST /v1/remote/items": _json("offer_files"),
     "POST /v1/remote/known": _json("find_known_tree"),
@@ -213,24 +206,9 @@ ANSWERS: Mapping[str, Answer] = {
     "POST /v1/sweeps/{word}/resume": _json("resume_sweep", _SWEEP),
     "POST /v1/sweeps/{word}/launch": _json("launch_best_of_sweep", {"job": Job}),
     # Services.
-    "GET /v1/services": _json("list_services", {"services": list[ServiceReport]}),
     "POST /v1/services": _json("create_service", _SERVICE, Needs),
-    "GET /v1/services/{name}": _json("get_service", _SERVICE),
-    "GET /v1/services/{name}/watch": _lines("watch_service", ServiceReport),
     "POST /v1/services/{name}/update": _json("update_service", _SERVICE, Needs),
-    "POST /v1/services/{name}/scale": _json("scale_service", _SERVICE),
-    "POST /v1/services/{name}/decide": _json("decide_update_of_service", _SERVICE),
-    "DELETE /v1/services/{name}": _json("stop_service", _SERVICE),
-    "GET /v1/services/{name}/keys": _json("list_service_keys", {"keys": list[KeyReport]}),
-    "POST /v1/services/{name}/keys": _json("create_service_key", {"key": KeyReport, "secret": str}),
-    "DELETE /v1/services/{name}/keys/{key}": _json("revoke_service_key", {}),
     # Ray clusters.
-    "GET /v1/ray-clusters": _json("list_ray_clusters", {"clusters": list[ClusterView]}),
-    "POST /v1/ray-clusters": _lines("start_ray_cluster"),
-    "GET /v1/ray-clusters/{name}": _json("get_ray_cluster"),
-    "GET /v1/ray-clusters/{name}/access": _json("get_ray_cluster_access"),
-    "POST /v1/ray-clusters/{name}/scale": _json("scale_ray_cluster"),
-    "DELETE /v1/ray-clusters/{name}": _json("stop_ray_cluster"),
     # Notifications.
     "GET /v1/alerts": _json("list_alerts", {"alerts": list[Alert], "events": list[Event]}),
     "POST /v1/alerts/test": _json("test_channels", {"channels": list[Tried]}),

@@ -18,12 +18,11 @@ import ugro
 from ugro.features.discovery import service as cluster_files
 from ugro.features.discovery.api import add_discovery_routes
 from ugro.features.discovery.sources import ssh_config_hosts
-from ugro.features.environments.api import add_environment_routes
+from ugro.features.environments.service.setup import SetupService
 from ugro.features.exec.service import Command
 from ugro.features.experiments.api import add_note_routes
 from ugro.features.planning.api import add_planning_routes
 from ugro.features.power.api import add_power_routes
-from ugro.features.ray.api import add_ray_cluster_routes
 from ugro.features.recipes.api import add_recipe_routes
 from ugro.features.remote_access.api import UPLOAD_PATH, RemoteClients, add_remote_routes
 from ugro.features.services.api import add_service_routes
@@ -134,8 +133,6 @@ def create_app(agent: Agent) -> FastAPI:
     _add_host_key_routes(app, agent)
     _add_command_routes(app, agent)
     add_code_routes(app, agent)
-    add_environment_routes(app, agent)
-    add_ray_cluster_routes(app, agent)
     _add_all_job_routes(app, agent)
     add_watch_routes(app, agent)
     add_audit_routes(app, agent.audit)
@@ -146,6 +143,10 @@ def create_app(agent: Agent) -> FastAPI:
         agent.hooks,
         agent.usage,
         agent.hardware,
+        agent.kept_environments,
+        SetupService(agent.cluster, agent.health, agent.jobs, agent.python_envs),
+        agent.ray_clusters,
+        agent.services,
     )
     add_operations(app, requests(), handlers_of(services))
     add_discovery_routes(app, agent.discovery)

@@ -22,6 +22,7 @@ from ugro.kernel.operations.answers import (
     Answer,
     AnswerSchemas,
     Schema,
+    camel,
     renamed,
     schemas_of,
     short_names,
@@ -75,10 +76,14 @@ def _made(app: FastAPI) -> dict[str, Any]:
 def _describe(found: dict[str, Any], kind: type[Request[Any]]) -> None:
     """Adds the parameters and the body of a declared request, which FastAPI does not know."""
     operation = kind.operation
-    schema = TypeAdapter(kind).json_schema(ref_template=REFERENCE)
-    components = found["components"]["schemas"]
-    for name, one in schema.pop("$defs", {}).items():
-        assert components.setdefault(name, one) == one, f"two classes would have one name: {name}"
+    whole = TypeAdapter(kind).json_schema(ref_template=REFERENCE)
+    components, inner = found["components"]["schemas"], whole.pop("$defs", {})
+    room = camel(kind.__module__.split(".")[-2])
+    names = {name: f"{room}{name}" for name, one in inner.items() if components.get(name, one) != one}
+    schema = renamed(whole, names)
+    for name, one in renamed(inner, names).items():
+        own = names.get(name, name)
+        assert components.setdefault(own, one) == one, f"two classes would have one name: {own}"
     required, properties = schema.get("required", ()), schema["properties"]
     described = found["paths"][operation.path.replace(":path", "")][operation.method.lower()]
     in_address = operation.places if operation.has_body else properties

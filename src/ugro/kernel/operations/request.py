@@ -7,6 +7,7 @@ commands do it.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
@@ -16,7 +17,7 @@ from typing import Any, ClassVar, Generic, TypeVar, get_args, get_origin, overlo
 from urllib.parse import quote
 
 from ugro.kernel.access.model import Caller, Role
-from ugro.kernel.support.codec import decode
+from ugro.kernel.support.codec import decode, dumps
 from ugro.kernel.support.errors import NotFound
 
 CALLER = "ugro.caller"  # in the scope of an HTTP request: who asks; None is a stranger
@@ -174,7 +175,7 @@ class Request(Generic[A]):
             lambda place: part_of(operation.path.split("/")[2], values.pop(place[1])), operation.path
         )
         if operation.has_body:
-            return operation.method, address, values
+            return operation.method, address, json.loads(dumps(values))  # what is sent is looked through as JSON
         query = "&".join(f"{name}={quote(word, safe='')}" for name, value in values.items() for word in _words(value))
         return operation.method, f"{address}?{query}" if query else address, None
 
