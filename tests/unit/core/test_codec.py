@@ -136,7 +136,8 @@ class Line:
 def test_one_of_several_classes_is_the_first_whose_fields_are_all_there() -> None:
     line = Line((Step("a"), End("b", 1.5)))
     assert decode(Line, json.loads(dumps(line))) == line
-    for wrong in ({"took_s": 1.5}, None, []):
+    wrongs: tuple[Any, ...] = ({"took_s": 1.5}, None, [])
+    for wrong in wrongs:
         with pytest.raises(DecodeError, match="expected End or Step, got"):
             decode(Line, {"said": [wrong]})
 

@@ -21,7 +21,7 @@ from ugro.features.hardware.model import (
     Progress,
     StorageFigures,
 )
-from ugro.features.hardware.operations import Measured, MeasureHardware, NodeHardware
+from ugro.features.hardware.operations import NodeHardware
 from ugro.features.health import cli as doctor
 from ugro.kernel.links.model import by_name
 from ugro.kernel.support.errors import Interrupted
@@ -240,11 +240,10 @@ def _measured(
 ) -> Measurement:
     at: dict[str, str] = {}
     try:
-        asked = MeasureHardware(nodes, mode, tuple(parts), force)
-        for said in session.client(uses_nodes=True).follow(asked, timeout_s=None):
-            if isinstance(said, Measured):
-                return said.measurement
-            _show_progress(session.output, said.progress, at)
+        for said in session.client(uses_nodes=True).hardware.measure(nodes, mode=mode, parts=parts, force=force):
+            if isinstance(said, Measurement):
+                return said
+            _show_progress(session.output, said, at)
     except KeyboardInterrupt:
         raise Interrupted("interrupted; the measurement was ended on the nodes, and nothing was recorded") from None
     raise AssertionError("the agent sends the measurement or an error")
