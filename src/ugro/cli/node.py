@@ -10,6 +10,7 @@ from ugro.cli import candidates, health, host_keys
 from ugro.cli.output import Cell, Output
 from ugro.cli.session import ExtendedGroup, Session, json_option, pass_session
 from ugro.features.hardware import cli as figures
+from ugro.features.hardware.operations import GetNodeHardware
 from ugro.features.health import cli as doctor
 from ugro.features.power.model import OwnerReport
 from ugro.kernel.agent.operations import AddNode, DrainNode, GetAgentStatus, ReloadClusterFile, RemoveNode, ResumeNode
@@ -51,7 +52,7 @@ def show(session: Session, name: str) -> int:
         raise UsageError(f"{name} is not a single node", hint=f"for several nodes: ugro health {name}")
     client = session.client()
     report = next(client.follow(CheckHealth((name,))))
-    hardware = client.hardware.of(report.name)
+    hardware = client.ask(GetNodeHardware(report.name))
     if session.output.is_json:
         session.output.document({"node": report, "hardware": hardware})
     else:

@@ -24,6 +24,7 @@ from ugro.cli.untrusted import TerminalFilter
 from ugro.client.client import Client
 from ugro.client.job_logs import LogChoice
 from ugro.features.alerts.operations import ListAlerts
+from ugro.features.services.operations import ListServices
 from ugro.features.training.operations import ListHeadlines
 from ugro.kernel.agent.operations import DrainNode, ResumeNode
 from ugro.kernel.jobs.model import FINAL_STATES, WAITING_STATES, Job, JobState
@@ -231,7 +232,7 @@ def look(client: Client) -> Seen:
     alerts = client.ask(ListAlerts(limit=0)).alerts
     is_running = any(job.state is JobState.RUNNING for job in jobs)
     found = {one.job: one for one in client.ask(ListHeadlines()).headlines} if is_running else {}
-    services = client.services.listed()
+    services = client.ask(ListServices()).services
     return Seen(client.agent().cluster_name, nodes, jobs, alerts, found, services)
 
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ugro.client.tunnel import Tunnel
     from ugro.features.batches.pool import Pool
     from ugro.features.experiments.client import Experiments
+    from ugro.features.hardware.client import HardwareCalls
     from ugro.features.remote_access.client.master import Master
     from ugro.kernel.links.model import Choice, NodeReport
     from ugro.kernel.operations.request import Lines, Raw, Request
@@ -159,6 +160,12 @@ class Client(Parts):
 
         _, made = arrived(self, job, attempt, lambda made: self.reach.wait(f"the results of job {made.job}"))
         return pull(self, made, Path(target), is_forced=force, on_progress=lambda done: None)
+
+    @property
+    def hardware(self) -> HardwareCalls:
+        from ugro.features.hardware.client import HardwareCalls
+
+        return HardwareCalls(self)
 
     # --- many items --------------------------------------------------------------------------------------------
 

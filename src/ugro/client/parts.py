@@ -10,12 +10,7 @@ if TYPE_CHECKING:
     from ugro.client.client import Client
     from ugro.client.jobs import Jobs
     from ugro.client.reach import Reach
-    from ugro.features.environments.client import Environments
-    from ugro.features.hardware.client import HardwareCalls
-    from ugro.features.hooks.client import HookCalls
     from ugro.features.planning.client import Planning
-    from ugro.features.quotas.client import UsageCalls
-    from ugro.features.ray.client import RayClusterCalls
     from ugro.features.recipes.client import Recipes
     from ugro.features.services.client import ServiceCalls
     from ugro.features.sweeps.client import Sweeps
@@ -69,33 +64,3 @@ class Parts:
 
         own = self.reach.own("finding or moving the agent's state")
         return Stores(own.home, own.on_wait)
-
-    @property
-    def hardware(self) -> HardwareCalls:
-        from ugro.features.hardware.client import HardwareCalls
-
-        return HardwareCalls(self._ask, self._stream)
-
-    @property
-    def environments(self) -> Environments:
-        from ugro.features.environments.client import Environments
-
-        return Environments(self._ask, self._stream)
-
-    @property
-    def ray_clusters(self) -> RayClusterCalls:
-        from ugro.features.ray.client import RayClusterCalls
-
-        return RayClusterCalls(self._ask, self._stream)
-
-    @property
-    def hooks(self) -> HookCalls:
-        from ugro.features.hooks.client import HookCalls
-
-        return HookCalls(self._ask)
-
-    @property
-    def usage(self) -> UsageCalls:
-        from ugro.features.quotas.client import UsageCalls
-
-        return UsageCalls(self._ask)

@@ -14,7 +14,6 @@ from fastapi import Depends, FastAPI
 from starlette.types import Receive, Scope, Send
 
 from tests.rig.identity import CLUSTER, Answer, ask, person, running_agent
-from ugro.features.ray.api import add_ray_cluster_routes
 from ugro.features.ray.model import ClusterState, ClusterWish, Head, RayCluster
 from ugro.features.services.api import add_service_routes
 from ugro.features.services.model import DoorPlace, Revision, Service, ServiceSpec, ServiceState
@@ -28,6 +27,7 @@ from ugro.kernel.operations.access_rules import RULES
 from ugro.kernel.operations.app import answer_errors
 from ugro.kernel.operations.audit_trail import AuditTrail
 from ugro.kernel.operations.endpoints import add_operations, handlers_of
+from ugro.kernel.operations.registry import requests
 from ugro.kernel.support.codec import dumps
 
 ANN, BOB = person("ann", Role.USER), person("bob", Role.USER)
@@ -101,7 +101,8 @@ async def while_asked(agent: Agent, method: str, path: str, meanwhile: Change, b
     Gate(agent, RULES).guard(app)
     app.router.dependencies.append(Depends(happens))
     answer_errors(app)
-    add_ray_cluster_routes(app, agent)
+    handlers = handlers_of((agent.ray_clusters, agent.services))
+    add_operations(app, [kind for kind in requests() if kind in handlers], handlers)
     add_service_routes(app, agent.services)
     handlers = handlers_of((agent.sweeps,))
     add_operations(app, handlers, handlers)

@@ -14,6 +14,7 @@ from tests.rig import needs
 from tests.rig.service import LIMIT_S, ServicePlace, words
 from tests.rig.waiting import wait_until
 from ugro.features.services.model import Phase, ReplicaPhase, ServiceReport
+from ugro.features.services.operations import CreateServiceKey, RevokeServiceKey
 from ugro.kernel.agent.operations import DrainNode
 from ugro.kernel.support.errors import ConfigError, NotAllowed, UgroError
 
@@ -219,7 +220,8 @@ def test_mistakes_are_refused_with_a_hint(place: ServicePlace) -> None:
 def test_a_key_lets_in_until_it_is_revoked(place: ServicePlace) -> None:
     place.start(1, {"keys": True})
     assert place.ask_once().startswith("status 401")
-    made, secret = place.ask(lambda client: client.services.create_key("echo", "a test"))
+    created = place.ask(lambda client: client.ask(CreateServiceKey("echo", "a test")))
+    made, secret = created.key, created.secret
 
     def answered() -> str:
         import urllib.request
@@ -237,7 +239,7 @@ def test_a_key_lets_in_until_it_is_revoked(place: ServicePlace) -> None:
             return False
 
     wait_until(is_let_in, LIMIT_S, "the key to be known")
-    place.ask(lambda client: client.services.revoke_key("echo", made.id))
+    place.ask(lambda client: client.ask(RevokeServiceKey("echo", made.id)))
     wait_until(lambda: not is_let_in(), LIMIT_S, "the key to be refused")
     state = (place.home / "state.db").read_bytes() + (place.home / "state.db-wal").read_bytes()
     assert secret.encode() not in state

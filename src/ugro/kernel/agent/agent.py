@@ -228,6 +228,7 @@ class Agent:
             measured=self.measured,
             monitoring=self.monitoring,
             backups=self.backups,
+            audit=self.audit,
             kept_environments=self.kept_environments,
             logins=logins,
         )

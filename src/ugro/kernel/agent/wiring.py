@@ -31,6 +31,7 @@ from ugro.features.sweeps.service.runner import Measuring
 from ugro.features.sweeps.service.service import SweepService
 from ugro.features.sweeps.service.studies import Studies
 from ugro.features.training.service import Profiling
+from ugro.kernel.access.service import AuditLog
 from ugro.kernel.agent.backups import Backups
 from ugro.kernel.agent.clock import ClockWatch
 from ugro.kernel.files.code.service import Code
@@ -71,6 +72,7 @@ class Base:
     measured: MeasuredHardware
     monitoring: MonitoringService
     backups: Backups
+    audit: AuditLog
     kept_environments: KeptEnvironments
     logins: Mapping[str, bool]  # that jobs were started through before, and whether they are clear
 
@@ -251,7 +253,7 @@ def _ray_clusters(base: Base, footing: _Footing, jobs: JobService, logins: Login
     starting = Starting(
         base.cluster, jobs, footing.python_envs, lambda: base.health.speeds(gpus), logins.name_for
     )
-    return RayClusters(base.home.jobs, base.store, base.cluster, jobs, starting)
+    return RayClusters(base.home.jobs, base.store, base.cluster, jobs, starting, base.audit)
 
 
 def _services(

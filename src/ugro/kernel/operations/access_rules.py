@@ -49,22 +49,12 @@ RULES: Mapping[str, Access] = {
     **{kind.operation.route: Access.to(kind.operation) for kind in requests()},
     # Nodes.
     "GET /v1/nodes": _SEES,
-    "GET /v1/nodes/{name:path}/hardware": _SEES,
-    "GET /v1/hardware": _SEES,
-    "POST /v1/bench": _OPERATES,
-    # Code and environments on nodes.
-    "POST /v1/setup": _OPERATES,
-    "GET /v1/environments": _SEES,
-    "POST /v1/environments/gc": _OPERATES,
-    "GET /v1/environments/{word}": _SEES,
-    "DELETE /v1/environments/{word}": _OPERATES,
     # Files of clients on other machines.
     "POST /v1/remote/items": _USES,
     "POST /v1/remote/known": _USES,
     "POST /v1/remote/missing": _USES,
     "POST /v1/remote/trees": _USES,
     # Jobs.
-    "GET /v1/usage": _SEES,
     "POST /v1/plans": _USES,
     "POST /v1/recipes/launch": _USES,
     "GET /metrics": _SEES,
@@ -72,28 +62,10 @@ RULES: Mapping[str, Access] = {
     "POST /v1/sweeps": _USES,
     "POST /v1/sweeps/plan": _USES,
     # Services.
-    "GET /v1/services": _SEES,
     "POST /v1/services": _USES,
-    "GET /v1/services/{name}": _sees(Kind.SERVICE),
-    "GET /v1/services/{name}/watch": _sees(Kind.SERVICE),
     "POST /v1/services/{name}/update": _changes(Kind.SERVICE),
-    "POST /v1/services/{name}/scale": _changes(Kind.SERVICE),
-    "POST /v1/services/{name}/decide": _changes(Kind.SERVICE),
-    "DELETE /v1/services/{name}": _changes(Kind.SERVICE),
-    "GET /v1/services/{name}/keys": _changes(Kind.SERVICE),
-    "POST /v1/services/{name}/keys": _changes(Kind.SERVICE),
-    "DELETE /v1/services/{name}/keys/{key}": _changes(Kind.SERVICE),
     # Ray clusters.
-    "GET /v1/ray-clusters": _SEES,
-    "POST /v1/ray-clusters": _USES,
-    "GET /v1/ray-clusters/{name}": _sees(Kind.RAY_CLUSTER),
-    "GET /v1/ray-clusters/{name}/access": _changes(Kind.RAY_CLUSTER),  # its token runs anything there
-    "POST /v1/ray-clusters/{name}/scale": _changes(Kind.RAY_CLUSTER),
-    "DELETE /v1/ray-clusters/{name}": _changes(Kind.RAY_CLUSTER),
     # Notifications.
-    "GET /v1/hooks": _OPERATES,
-    "GET /v1/hooks/deliveries": _OPERATES,
-    "POST /v1/hooks/{name}/test": _ADMINISTERS,
 }
 # The dashboard's own pages. What a browser asks of the API is in the table above, too.
 PAGES: Mapping[str, Access] = {

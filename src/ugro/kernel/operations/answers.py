@@ -14,14 +14,8 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
 from ugro.features.alerts.service import Watched
-from ugro.features.environments.model import EnvListing, EnvRemoval
-from ugro.features.hardware.model import AllReduceFigures, BestFigure, LinkFigures, NodeFigures
-from ugro.features.hooks.model import Delivery, HookReport
-from ugro.features.ray.model import ClusterView
-from ugro.features.services.model import KeyReport, ServiceReport
+from ugro.features.services.model import ServiceReport
 from ugro.features.sweeps.model import SweepPlan, SweepReport
-from ugro.kernel.agent.model import Finding
-from ugro.kernel.jobs.records import UsageReport
 from ugro.kernel.links.model import NodeReport
 from ugro.kernel.operations.registry import requests
 from ugro.kernel.operations.request import Needs, Raw, Request, operation_name
@@ -64,35 +58,12 @@ ANSWERS: Mapping[str, Answer] = {
     **{kind.operation.route: _declared(kind) for kind in requests()},
     # Nodes.
     "GET /v1/nodes": _json("list_nodes", {"nodes": list[NodeReport], "watched": list[Watched]}),
-    "GET /v1/nodes/{name:path}/hardware": _json(
-        "get_node_hardware",
-        {
-            "figures": NodeFigures | None,
-            "history": list[NodeFigures],
-            "best": list[BestFigure],
-            "links": list[LinkFigures],
-            "allreduces": list[AllReduceFigures],
-            "findings": list[Finding],
-        },
-    ),
-    "GET /v1/hardware": _json(
-        "get_hardware",
-        {"nodes": list[NodeFigures], "links": list[LinkFigures], "allreduces": list[AllReduceFigures]},
-    ),
-    "POST /v1/bench": _lines("measure_hardware"),
-    # Code and environments on nodes.
-    "POST /v1/setup": _lines("prepare_environment"),
-    "GET /v1/environments": _json("list_environments", EnvListing),
-    "POST /v1/environments/gc": _json("remove_unused_environments", {"nodes": list[EnvRemoval]}),
-    "GET /v1/environments/{word}": _json("get_environment"),
-    "DELETE /v1/environments/{word}": _json("remove_environment"),
     # Files of clients on other machines.
     "POST /v1/remote/items": _json("offer_files"),
     "POST /v1/remote/known": _json("find_known_tree"),
     "POST /v1/remote/missing": _json("find_missing_contents"),
     "POST /v1/remote/trees": _json("upload_contents"),
     # Jobs.
-    "GET /v1/usage": _json("get_usage", {"usage": UsageReport}),
     "POST /v1/plans": _lines("plan_training"),
     "POST /v1/recipes/launch": _json("prepare_recipe"),
     "GET /metrics": Answer("get_prometheus_metrics", (str,), TEXT),
@@ -100,28 +71,10 @@ ANSWERS: Mapping[str, Answer] = {
     "POST /v1/sweeps": _json("create_sweep", _SWEEP, Needs),
     "POST /v1/sweeps/plan": _json("plan_sweep", {"plan": SweepPlan}, Needs),
     # Services.
-    "GET /v1/services": _json("list_services", {"services": list[ServiceReport]}),
     "POST /v1/services": _json("create_service", _SERVICE, Needs),
-    "GET /v1/services/{name}": _json("get_service", _SERVICE),
-    "GET /v1/services/{name}/watch": _lines("watch_service", ServiceReport),
     "POST /v1/services/{name}/update": _json("update_service", _SERVICE, Needs),
-    "POST /v1/services/{name}/scale": _json("scale_service", _SERVICE),
-    "POST /v1/services/{name}/decide": _json("decide_update_of_service", _SERVICE),
-    "DELETE /v1/services/{name}": _json("stop_service", _SERVICE),
-    "GET /v1/services/{name}/keys": _json("list_service_keys", {"keys": list[KeyReport]}),
-    "POST /v1/services/{name}/keys": _json("create_service_key", {"key": KeyReport, "secret": str}),
-    "DELETE /v1/services/{name}/keys/{key}": _json("revoke_service_key", {}),
     # Ray clusters.
-    "GET /v1/ray-clusters": _json("list_ray_clusters", {"clusters": list[ClusterView]}),
-    "POST /v1/ray-clusters": _lines("start_ray_cluster"),
-    "GET /v1/ray-clusters/{name}": _json("get_ray_cluster"),
-    "GET /v1/ray-clusters/{name}/access": _json("get_ray_cluster_access"),
-    "POST /v1/ray-clusters/{name}/scale": _json("scale_ray_cluster"),
-    "DELETE /v1/ray-clusters/{name}": _json("stop_ray_cluster"),
     # Notifications.
-    "GET /v1/hooks": _json("list_hooks", {"hooks": list[HookReport]}),
-    "GET /v1/hooks/deliveries": _json("list_hook_deliveries", {"deliveries": list[Delivery]}),
-    "POST /v1/hooks/{name}/test": _json("test_hook", {"id": str}),
 }
 
 

@@ -12,13 +12,9 @@ from starlette.exceptions import HTTPException
 
 import ugro
 from ugro.features.discovery.service import ClusterFiles
-from ugro.features.environments.api import add_environment_routes
+from ugro.features.environments.service.setup import SetupService
 from ugro.features.experiments.service import ExperimentRequests
-from ugro.features.hardware.api import add_hardware_routes
-from ugro.features.hooks.api import add_hook_routes
 from ugro.features.planning.api import add_planning_routes
-from ugro.features.quotas.api import add_usage_routes
-from ugro.features.ray.api import add_ray_cluster_routes
 from ugro.features.recipes.api import add_recipe_routes
 from ugro.features.remote_access.api import UPLOAD_PATH, RemoteClients, add_remote_routes
 from ugro.features.services.api import add_service_routes
@@ -75,14 +71,9 @@ def create_app(agent: Agent) -> FastAPI:
     )
     Gate(agent, RULES).guard(app)
     answer_errors(app)
-    add_hardware_routes(app, agent)
-    add_environment_routes(app, agent)
-    add_ray_cluster_routes(app, agent)
     _add_all_job_routes(app, agent)
     add_watch_routes(app, agent)
     add_operations(app, requests(), handlers_of(_services(app, agent)))
-    add_hook_routes(app, agent.hooks)
-    add_usage_routes(app, agent.usage)
     add_remote_routes(app, agent.code)
     return app
 
@@ -95,23 +86,30 @@ def _services(app: FastAPI, agent: Agent) -> tuple[object, ...]:
         agent.dashboard,
         agent.discovery,
         agent.executions,
+        agent.hardware,
         agent.health,
+        agent.hooks,
         agent.hosts,
         agent.jobs,
+        agent.kept_environments,
         agent.monitoring,
         agent.monitoring.monitor,
         agent.power,
         agent.profiling,
+        agent.ray_clusters,
         agent.reconciler,
+        agent.services,
         agent.sweeps,
         agent.team,
         agent.tokens,
+        agent.usage,
         ClusterFiles(agent.allowances),
         CodeRequests(agent.cluster, agent.code, agent.parts.engine.logins),
         Description(app),
         ExperimentRequests(agent.jobs, agent.store.notes, agent.results),
         MetricRequests(agent.jobs, agent.cluster, agent.monitoring),
         ResultRequests(agent.jobs, agent.results),
+        SetupService(agent.cluster, agent.health, agent.jobs, agent.python_envs),
         TrainingLooks(agent.jobs, agent.monitoring.headlines, agent.monitoring.energy),
         TunnelConnections(agent.tunnels, agent.audit),
         *(import_object(feature.service)(agent) for feature in installed() if feature.service),

@@ -27,6 +27,7 @@ from ugro.kernel.operations.answers import (
     Answer,
     AnswerSchemas,
     Schema,
+    camel,
     renamed,
     schemas_of,
     short_names,
@@ -91,10 +92,14 @@ def _describe(found: dict[str, Any], kind: type[Request[Any]]) -> None:
     """Adds the parameters and the body of a declared request, which FastAPI does not know."""
     operation = kind.operation
     # As FastAPI writes its own: without defaults that are null.
-    schema = jsonable_encoder(TypeAdapter(kind).json_schema(ref_template=REFERENCE), exclude_none=True)
-    components = found["components"]["schemas"]
-    for name, one in schema.pop("$defs", {}).items():
-        assert components.setdefault(name, one) == one, f"two classes would have one name: {name}"
+    whole = jsonable_encoder(TypeAdapter(kind).json_schema(ref_template=REFERENCE), exclude_none=True)
+    components, inner = found["components"]["schemas"], whole.pop("$defs", {})
+    room = camel(kind.__module__.split(".")[-2])
+    names = {name: f"{room}{name}" for name, one in inner.items() if components.get(name, one) != one}
+    schema = renamed(whole, names)
+    for name, one in renamed(inner, names).items():
+        own = names.get(name, name)
+        assert components.setdefault(own, one) == one, f"two classes would have one name: {own}"
     required = schema.get("required", ())
     properties = {name: one for name, one in schema["properties"].items() if name not in operation.in_headers}
     described = found["paths"][operation.path.replace(":path", "")][operation.method.lower()]

@@ -31,11 +31,21 @@ from ugro.features.environments.model import (
     Recipe,
     Unasked,
 )
+from ugro.features.environments.operations import (
+    EnvRemovals,
+    GetEnvironment,
+    ListEnvironments,
+    OneEnvironment,
+    RemoveEnvironment,
+    RemoveUnusedEnvironments,
+)
 from ugro.features.environments.rules.naming import by_environment, meant
+from ugro.kernel.access.model import Caller
 from ugro.kernel.files.node_files import NodeCalls, in_time
 from ugro.kernel.jobs.engine.runs import Identity
 from ugro.kernel.links.cluster import Cluster
 from ugro.kernel.links.node import Node
+from ugro.kernel.operations.request import answers
 from ugro.kernel.support.aio import KeyedTasks, together
 from ugro.kernel.support.codec import DecodeError, decode
 from ugro.kernel.support.errors import EnvFailed, RemoteFailure, UgroError, Unreachable
@@ -268,13 +278,23 @@ class KeptEnvironments:
         self._tidying = KeyedTasks(lambda: None)
         self._seen: WeakKeyDictionary[Node, tuple[float, tuple[KeptEnvironment, ...]]] = WeakKeyDictionary()
 
+    @answers(ListEnvironments)
+    async def list_environments(self, asked: ListEnvironments, caller: Caller) -> EnvListing:
+        return await self.listing(self._cluster.inventory.select(asked.node))
+
+    @answers(GetEnvironment)
+    async def get_environment(self, asked: GetEnvironment, caller: Caller) -> OneEnvironment:
+        return OneEnvironment(meant(asked.word, (await self.listing(list(self._cluster.inventory))).environments))
+
+    @answers(RemoveUnusedEnvironments)
+    async def remove_unused(self, asked: RemoveUnusedEnvironments, caller: Caller) -> EnvRemovals:
+        nodes = self._cluster.inventory.select(asked.nodes)
+        return EnvRemovals(tuple(await self.gc(nodes, asked.unused_s, everything=asked.everything)))
+
     async def listing(self, nodes: Sequence[Node]) -> EnvListing:
         asked = await together(self._listed(node) for node in nodes)
         found = {node.spec.name: one for node, one in zip(nodes, asked, strict=True) if isinstance(one, tuple)}
         return EnvListing(by_environment(found), tuple(one for one in asked if isinstance(one, Unasked)))
-
-    async def find(self, word: str) -> KeptEnvironment:
-        return meant(word, (await self.listing(list(self._cluster.inventory))).environments)
 
     async def names(self) -> set[str]:
         """On the nodes that can be asked now, in whatever account."""
@@ -296,14 +316,15 @@ class KeptEnvironments:
             self._seen[node] = (time.monotonic(), known)
         return known
 
-    async def remove(self, word: str, nodes: Sequence[Node]) -> list[EnvRemoval]:
-        """From those of the nodes that have it; nodes that cannot be asked are in the answer too."""
+    @answers(RemoveEnvironment)
+    async def remove(self, asked: RemoveEnvironment, caller: Caller) -> EnvRemovals:
+        nodes = self._cluster.inventory.select(asked.node)
         listing = await self.listing(nodes)
-        found = meant(word, listing.environments)
+        found = meant(asked.word, listing.environments)
         holders = {one.node for one in found.nodes}
         having = [node for node in nodes if node.spec.name in holders]
         removed = await together(self._each(node, lambda envs: _remove(envs, found.name)) for node in having)
-        return [*removed, *(_unasked(one) for one in listing.unasked)]
+        return EnvRemovals((*removed, *(_unasked(one) for one in listing.unasked)))
 
     async def gc(
         self, nodes: Sequence[Node], unused_s: float | None = None, *, everything: bool = False
