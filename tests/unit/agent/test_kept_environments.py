@@ -8,9 +8,9 @@ from typing import Any, cast
 
 from ugro.features.environments.service.node_envs import KeptEnvironments
 from ugro.kernel.config.schema import Config
-from ugro.kernel.jobs.engine.runs import Identity
 from ugro.kernel.links.cluster import Cluster, Inventory
 from ugro.kernel.links.model import NodeSpec
+from ugro.kernel.links.node import Identity
 
 
 class Keeping:

@@ -13,11 +13,11 @@ import pytest
 
 from ugro.kernel.jobs.engine.placed_runs import PlacedRuns
 from ugro.kernel.jobs.engine.run_tracker import RunTracker
-from ugro.kernel.jobs.engine.runs import Identity, Runs
+from ugro.kernel.jobs.engine.runs import Runs
 from ugro.kernel.links.cluster import Inventory
 from ugro.kernel.links.diagnosis import DENIED, NAME_NOT_FOUND
 from ugro.kernel.links.model import NodeSpec
-from ugro.kernel.links.node import Dialling, Node
+from ugro.kernel.links.node import Dialling, Identity, Node
 from ugro.kernel.links.transport import SshOptions
 from ugro.kernel.support.errors import Unreachable
 

@@ -18,6 +18,7 @@ from ugro.features.power.model import OwnerReport, PowerReport
 from ugro.kernel.jobs.engine.rules.reported_run import StrangeRuns
 from ugro.kernel.jobs.model import HOLDING_STATES
 from ugro.kernel.jobs.store import JobStore
+from ugro.kernel.links.calls import asked
 from ugro.kernel.links.cluster import Cluster
 from ugro.kernel.links.model import Facts, NodeReport, Status
 from ugro.kernel.links.node import Node
@@ -33,6 +34,7 @@ from ugro.kernel.links.rules import (
 from ugro.kernel.store.database import Store
 from ugro.kernel.support.codec import DecodeError, decode
 from ugro.kernel.support.errors import RemoteFailure, TimedOut, UgroError, Unreachable
+from ugro.node.main import probe
 
 GpusOfNodes = Mapping[str, tuple[str, ...]]
 
@@ -207,7 +209,7 @@ async def _probe(node: Node, how: _Probing) -> Facts:
     )
     # The GPU reader times out first, so that a hung driver does not cost the other facts.
     try:
-        answer = await link.call("probe", {"gpu_timeout_s": timeout_s * 0.8}, timeout_s=timeout_s)
+        answer = await link.call(*asked(probe, gpu_timeout_s=timeout_s * 0.8), timeout_s=timeout_s)
     except TimedOut as error:
         hint = f"it hangs or is very busy (health_check.timeout sets the limit); look: ugro doctor {node.spec.name}"
         raise Unreachable(error.message, subject=node.spec.name, cause="timed-out", hint=hint) from error

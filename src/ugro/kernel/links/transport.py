@@ -8,6 +8,7 @@ import functools
 import hashlib
 import inspect
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -171,25 +172,35 @@ class Archive:
         return f"{self.digest[:16]}.program"
 
 
-# What a node runs: the kernel's part of it, and what features add.
-_PARTS = (
-    "node",
-    "features/environments/node",
-    "features/hardware/node",
-    "features/power/node",
-    "features/recipes/on_node.py",
-    "features/training/on_node.py",
-)
+_METHOD = re.compile(rb'^@method\("([a-z_.]+)"', re.MULTILINE)
+SERVED = "ugro/node/served.py"  # is only in the archive: it says which module has which method
 
 
 def program_files() -> dict[str, bytes]:
-    """Returns the modules that a node runs, by their paths, such as ugro/node/main.py."""
+    """Returns the modules that a node runs, by their paths, such as ugro/node/main.py.
+
+    A feature's ``node/`` or ``on_node.py`` is among them if it declares a method, or the rest imports it.
+    """
     root = Path(ugro.__file__).parent
-    found = [path for part in _PARTS for path in (root / part, *sorted((root / part).rglob("*.py"))) if path.is_file()]
-    files = {f"ugro/{path.relative_to(root).as_posix()}": path.read_bytes() for path in found}
+    files = _sources(root, root / "node")
+    for part in sorted([*root.glob("features/*/node"), *root.glob("features/*/on_node.py")]):
+        found, name = _sources(root, part), ".".join(("ugro", *part.with_suffix("").relative_to(root).parts)).encode()
+        if any(map(_METHOD.search, found.values())) or any(name in content for content in files.values()):
+            files |= found
+    served = {
+        method.decode(): name.removesuffix(".py").replace("/", ".")
+        for name, content in files.items()
+        for method in _METHOD.findall(content)
+    }
+    files[SERVED] = f"MODULES = {served!r}\n".encode()
     # Packages above them are for the agent: on a node they are empty.
     above = {f"{parent.as_posix()}/__init__.py" for name in files for parent in Path(name).parents if parent.name}
     return {**dict.fromkeys(sorted(above - files.keys()), b""), **files}
+
+
+def _sources(root: Path, part: Path) -> dict[str, bytes]:
+    found = [part] if part.is_file() else sorted(part.rglob("*.py"))
+    return {f"ugro/{path.relative_to(root).as_posix()}": path.read_bytes() for path in found}
 
 
 @functools.cache
