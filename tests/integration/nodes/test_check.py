@@ -50,7 +50,7 @@ async def local_link(root: Path, name: str = "here") -> AsyncIterator[Link]:
 
 
 async def port_of(link: Link) -> tuple[Any, int]:
-    params = {"what": "listen", "ports": [0], "word": "hello", "reply": "world", "timeout_s": 30}
+    params = {"what": "listen", "ports": [0], "word": "hello", "reply": "world", "limit_s": 30, "timeout_s": 30}
     stream = link.stream("check", params)
     async for _, said in stream:
         return stream, int(wire.parse(said)["ports"][0])
