@@ -38,5 +38,5 @@ def test_what_is_only_in_somebodys_account_is_kept_too() -> None:
     for login in (Keeping("ann@gpu1", "b" * 64), Keeping("bob@gpu1", "c" * 64, is_linked=False)):
         inventory._logins[login.spec.name] = cast(Any, login)
     cluster = cast(Cluster, SimpleNamespace(inventory=inventory, config=Config(nodes=())))
-    identity = cast(Identity, SimpleNamespace(params=lambda **params: params))
+    identity = Identity("agent", 1)
     assert asyncio.run(KeptEnvironments(cluster, lambda: identity).names()) == {"a" * 64, "b" * 64}

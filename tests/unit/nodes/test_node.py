@@ -47,7 +47,7 @@ def dials(tmp_path: Path) -> int:
 
 async def ask(node: Node) -> None:
     """As what runs in the background does."""
-    runs = Runs(node, cast(Identity, SimpleNamespace(params=dict)), 5.0, 5.0)
+    runs = Runs(node, Identity("agent", 1), 5.0, 5.0)
     with pytest.raises(Unreachable):
         async for _ in runs.watch():
             pass
