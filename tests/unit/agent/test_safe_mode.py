@@ -22,8 +22,9 @@ from ugro.kernel.jobs.engine.plan import ticket_of
 from ugro.kernel.jobs.engine.reconciler import FirstAnswers
 from ugro.kernel.jobs.engine.rules.attempt import NodeRun, RunState
 from ugro.kernel.jobs.engine.run_tracker import RunTracker, Sighting
-from ugro.kernel.jobs.engine.runs import Held, Identity, Tickets
+from ugro.kernel.jobs.engine.runs import Held, Tickets
 from ugro.kernel.jobs.model import Job, JobSpec, JobState, Placement, Share
+from ugro.kernel.links.node import Identity
 from ugro.kernel.store.database import Store
 from ugro.kernel.support.errors import NotAllowed, Unreachable
 from ugro.kernel.support.state_dir import StateDir

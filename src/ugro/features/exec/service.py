@@ -16,12 +16,14 @@ from typing import Any
 from ugro.features.exec.operations import EndCommand, RunCommand
 from ugro.kernel.access.model import Caller
 from ugro.kernel.links.calls import Stream
+from ugro.kernel.links.calls import asked as asked_of
 from ugro.kernel.links.cluster import Cluster
 from ugro.kernel.links.node import Node
 from ugro.kernel.operations.request import answers
 from ugro.kernel.support.codec import DecodeError, decode, dumps
 from ugro.kernel.support.errors import NotFound, RemoteFailure, UgroError, UsageError
 from ugro.node import wire
+from ugro.node.process.execute import execute
 
 _QUEUED_CHUNKS = 64
 _OVERHEAD = 1024  # bytes of a call besides the command itself
@@ -142,7 +144,7 @@ class Execution:
     async def _pump(self, index: int, node: Node) -> None:
         try:
             link = await node.ready(self.connect_timeout_s)
-            stream = self._streams[index] = link.stream("exec", self._params(node))
+            stream = self._streams[index] = link.stream(*self._asked(node))
             async for kind, payload in stream:
                 await self._slots.acquire()
                 self._queue.put_nowait((kind, index, payload))
@@ -166,11 +168,6 @@ class Execution:
         if not self._pumps[index].cancelled():
             self._pumps[index].result()
 
-    def _params(self, node: Node) -> dict[str, Any]:
-        return {
-            "argv": self.command.argv,
-            "cwd": self.command.cwd,
-            "env": dict(self.command.env),
-            "grace_s": self.command.grace_s,
-            "marker": f"{node.spec.name}.{secrets.token_hex(6)}",
-        }
+    def _asked(self, node: Node) -> tuple[str, dict[str, Any]]:
+        of, marker = self.command, f"{node.spec.name}.{secrets.token_hex(6)}"
+        return asked_of(execute, argv=list(of.argv), cwd=of.cwd, env=dict(of.env), grace_s=of.grace_s, marker=marker)

@@ -38,12 +38,11 @@ from ugro.features.hardware.subject import About, Subject
 from ugro.kernel.access.model import Caller
 from ugro.kernel.agent.model import Finding
 from ugro.kernel.jobs.engine.reconciler import Engine
-from ugro.kernel.jobs.engine.runs import Identity
 from ugro.kernel.jobs.engine.scheduler_input import Holds
 from ugro.kernel.links import checks as node_checks
 from ugro.kernel.links.cluster import Cluster
 from ugro.kernel.links.link import Link
-from ugro.kernel.links.node import Node
+from ugro.kernel.links.node import Identity, Node
 from ugro.kernel.links.reports import HealthCheck
 from ugro.kernel.operations.request import answers
 from ugro.kernel.support.aio import together

@@ -25,7 +25,9 @@ from ugro.kernel.links.reports import HealthCheck
 from ugro.kernel.links.rules import Examination, SshSettings, Unknown, judge_names
 from ugro.kernel.support.aio import together
 from ugro.kernel.support.errors import TimedOut, UgroError, Unreachable
-from ugro.node.messages import Ports, Root, Survival
+from ugro.node import system
+from ugro.node.check import ports as ports_there
+from ugro.node.messages import Survival
 
 # A pair needs only one address that works; no need to wait for others.
 _SETTLE_S = 0.0
@@ -103,8 +105,8 @@ class Doctor:
         facts, ssh, root, ports, packages, survival = await asyncio.gather(
             self._probe(node),
             self._ssh_settings(node.spec),
-            node_checks.check(link, Root, "root", timeout_s=limit_s),
-            node_checks.check(link, Ports, "ports", timeout_s=limit_s, ports=list(port_keys)),
+            node_checks.check(link, system.root, limit_s),
+            node_checks.check(link, ports_there, limit_s, ports=list(port_keys)),
             node_checks.packages(link, timeout_s=limit_s),
             self._survival(link),
         )
@@ -135,7 +137,7 @@ class Doctor:
     async def _survival(self, link: Link) -> Survival | Unknown | None:
         if link.spec.transport == "local":  # part of the agent: there is no session that could end
             return None
-        return await node_checks.check(link, Survival, "survival", timeout_s=self._config.ssh.timeout)
+        return await node_checks.check(link, system.survival, self._config.ssh.timeout)
 
 
 def _installed(visit: _Visit) -> Installed:

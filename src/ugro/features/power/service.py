@@ -17,6 +17,7 @@ from pathlib import Path
 from ugro.features.power import nodes as power
 from ugro.features.power import rules as decision
 from ugro.features.power.model import WOL, Act, PowerRecord, PowerReport, PowerState
+from ugro.features.power.node.wake import Interface
 from ugro.features.power.nodes import NodeLooks, Subject, performed
 from ugro.features.power.operations import SuspendNode, WakeNode
 from ugro.features.power.rules import HOUR_S, Kind, Situation, Step
@@ -37,7 +38,6 @@ from ugro.kernel.support.aio import KeyedTasks
 from ugro.kernel.support.errors import NotAllowed, UgroError, UsageError
 from ugro.kernel.support.moments import Reading, boot_clock_s, place_s
 from ugro.kernel.support.process import point
-from ugro.node.messages import Interface
 
 log = logging.getLogger(__name__)
 

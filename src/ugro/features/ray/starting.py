@@ -34,6 +34,7 @@ from ugro.kernel.jobs.engine.preflight import PortTaken, find_meeting
 from ugro.kernel.jobs.model import JobSpec, Launcher, Resources
 from ugro.kernel.jobs.service import JobService
 from ugro.kernel.links import checks as node_checks
+from ugro.kernel.links.calls import Stream, asked
 from ugro.kernel.links.cluster import Cluster
 from ugro.kernel.links.diagnosis import LOOPBACK, Apart
 from ugro.kernel.links.link import Link
@@ -43,6 +44,7 @@ from ugro.kernel.support.aio import together
 from ugro.kernel.support.codec import DecodeError, decode
 from ugro.kernel.support.errors import RemoteFailure, TimedOut, Unsatisfiable
 from ugro.node import foreign, wire
+from ugro.node.process.execute import execute
 
 # --- node looks -------------------------------------------------------------------------------------------------------
 # Asks nodes what is to be known before Ray starts on them, and has them remove what killed ranks have left.
@@ -78,16 +80,11 @@ def _look(link: Link, answer: object) -> Look:
 
 
 async def _ask(link: Link, python: str, settings: Mapping[str, Any]) -> object:
-    params = {
-        "argv": rank_argv(python, str(settings["role"])),
-        "cwd": None,
-        "env": rank_env(settings),
-        "grace_s": 5.0,
-        "marker": f"{link.spec.name}.{secrets.token_hex(6)}",
-    }
+    argv, marker = [*rank_argv(python, str(settings["role"]))], f"{link.spec.name}.{secrets.token_hex(6)}"
+    stream = link.stream(*asked(execute, argv=argv, env=rank_env(settings), grace_s=5.0, marker=marker))
     try:
         async with asyncio.timeout(_LOOK_S):
-            said, code = await _run(link, params)
+            said, code = await _heard(stream)
     except TimeoutError as error:
         raise TimedOut(f"did not answer within {_LOOK_S:g} s", subject=link.spec.name) from error
     try:
@@ -98,8 +95,7 @@ async def _ask(link: Link, python: str, settings: Mapping[str, Any]) -> object:
         raise RemoteFailure(f"{python} cannot say what it has: {complaint}", subject=link.spec.name) from error
 
 
-async def _run(link: Link, params: dict[str, Any]) -> tuple[dict[int, bytes], object]:
-    stream = link.stream("exec", params)
+async def _heard(stream: Stream) -> tuple[dict[int, bytes], object]:
     said = {wire.OUT: b"", wire.ERR: b""}
     try:
         async for kind, payload in stream:

@@ -55,12 +55,11 @@ from ugro.kernel.config.load import differing, read_text
 from ugro.kernel.files.code.service import Code
 from ugro.kernel.files.results.file_store import SPARE_BYTES
 from ugro.kernel.files.results.service import ResultService
-from ugro.kernel.jobs.engine.runs import Identity
 from ugro.kernel.jobs.model import FINAL_STATES, Ending, JobState
 from ugro.kernel.jobs.service import JobService
 from ugro.kernel.links.cluster import Cluster, Guard
 from ugro.kernel.links.host_keys import Hosts
-from ugro.kernel.links.node import Node
+from ugro.kernel.links.node import Identity, Node
 from ugro.kernel.links.reports import HealthCheck
 from ugro.kernel.links.tunnels import Tunnels
 from ugro.kernel.operations.request import answers

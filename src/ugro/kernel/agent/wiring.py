@@ -44,7 +44,6 @@ from ugro.kernel.jobs.engine.launch import Planner
 from ugro.kernel.jobs.engine.placed_runs import PlacedRuns
 from ugro.kernel.jobs.engine.reconciler import Engine
 from ugro.kernel.jobs.engine.run_tracker import RunTracker
-from ugro.kernel.jobs.engine.runs import Identity
 from ugro.kernel.jobs.engine.scheduler_input import SchedulerInput
 from ugro.kernel.jobs.model import Job
 from ugro.kernel.jobs.result_cache import ResultCache
@@ -53,6 +52,7 @@ from ugro.kernel.jobs.submission import SubmissionReader
 from ugro.kernel.links.calls import Duplex
 from ugro.kernel.links.cluster import Cluster
 from ugro.kernel.links.logins import Logins
+from ugro.kernel.links.node import Identity
 from ugro.kernel.links.reports import HealthCheck
 from ugro.kernel.links.tunnels import SocketTarget, connect
 from ugro.kernel.store.database import Store

@@ -19,6 +19,7 @@ from ugro.kernel.access.model import Caller
 from ugro.kernel.jobs.engine.rules.reported_run import StrangeRuns
 from ugro.kernel.jobs.model import HOLDING_STATES
 from ugro.kernel.jobs.store import JobStore
+from ugro.kernel.links.calls import asked
 from ugro.kernel.links.cluster import Cluster
 from ugro.kernel.links.model import Choice, Facts, NodeReport, Status
 from ugro.kernel.links.node import Node
@@ -35,6 +36,7 @@ from ugro.kernel.operations.request import answers
 from ugro.kernel.store.database import Store
 from ugro.kernel.support.codec import DecodeError, decode
 from ugro.kernel.support.errors import RemoteFailure, TimedOut, UgroError, Unreachable, Unsatisfiable
+from ugro.node.main import probe
 
 GpusOfNodes = Mapping[str, tuple[str, ...]]
 
@@ -215,7 +217,7 @@ async def _probe(node: Node, how: _Probing) -> Facts:
     link = await node.ready(max(timeout_s, node.dialling.options.connect_timeout_s + 1), patiently=how.patiently)
     # The GPU reader times out first, so that a hung driver does not cost the other facts.
     try:
-        answer = await link.call("probe", {"gpu_timeout_s": timeout_s * 0.8}, timeout_s=timeout_s)
+        answer = await link.call(*asked(probe, gpu_timeout_s=timeout_s * 0.8), timeout_s=timeout_s)
     except TimedOut as error:
         hint = f"it hangs or is very busy (health_check.timeout sets the limit); look: ugro doctor {node.spec.name}"
         raise Unreachable(error.message, subject=node.spec.name, cause="timed-out", hint=hint) from error

@@ -8,6 +8,7 @@ import functools
 import hashlib
 import inspect
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -171,12 +172,22 @@ class Archive:
         return f"{self.digest[:16]}.program"
 
 
+_METHOD = re.compile(rb'^@method\("([a-z_.]+)"', re.MULTILINE)
+SERVED = "ugro/node/served.py"  # is only in the archive: it says which module has which method
+
+
 def program_files() -> dict[str, bytes]:
     """Returns the modules that a node runs, by their paths, such as ugro/node/main.py."""
     files = _texts("ugro.node", "")
     for feature in installed():
         for part in feature.on_nodes:
             files |= _texts(feature.package, part)
+    served = {
+        method.decode(): name.removesuffix(".py").replace("/", ".")
+        for name, content in files.items()
+        for method in _METHOD.findall(content)
+    }
+    files[SERVED] = f"MODULES = {served!r}\n".encode()
     # Packages above them are for the agent: on a node they are empty.
     above = {f"{parent.as_posix()}/__init__.py" for name in files for parent in Path(name).parents if parent.name}
     return {**dict.fromkeys(sorted(above - files.keys()), b""), **files}

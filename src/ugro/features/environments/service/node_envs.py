@@ -31,6 +31,7 @@ from ugro.features.environments.model import (
     Recipe,
     Unasked,
 )
+from ugro.features.environments.node import making
 from ugro.features.environments.operations import (
     EnvRemovals,
     GetEnvironment,
@@ -41,10 +42,9 @@ from ugro.features.environments.operations import (
 )
 from ugro.features.environments.rules.naming import by_environment, meant
 from ugro.kernel.access.model import Caller
-from ugro.kernel.files.node_files import NodeCalls, in_time
-from ugro.kernel.jobs.engine.runs import Identity
+from ugro.kernel.files.node_files import in_time
 from ugro.kernel.links.cluster import Cluster
-from ugro.kernel.links.node import Node
+from ugro.kernel.links.node import Identity, Node, NodeCalls
 from ugro.kernel.operations.request import answers
 from ugro.kernel.support.aio import KeyedTasks, together
 from ugro.kernel.support.codec import DecodeError, decode
@@ -77,11 +77,9 @@ _CAUSES = frozenset(
 
 
 class PythonEnvs(NodeCalls):
-    prefix = "env."
-
     async def ready(self, name: str) -> Made | None:
         """The environment of that name if it is there and whole; marks it as used."""
-        found = (await self._call("ready", _ANSWER_S, name=name)).get("made")
+        found = (await self._call(making.ready, _ANSWER_S, name=name)).get("made")
         return None if found is None else self._made(found, name)
 
     async def make(self, recipe: Recipe, on_progress: Callable[[EnvProgress], None]) -> Made:
@@ -90,7 +88,7 @@ class PythonEnvs(NodeCalls):
         Cancelling, or a lost link, ends the installer on the node; what it has downloaded is kept for the next time.
         """
         outcome = Outcome(on_progress)
-        async with self._stream("make", recipe=asdict(recipe)) as (_, stream):
+        async with self._stream(making.make, recipe=asdict(recipe)) as (_, stream):
             pieces = aiter(stream)
             while (piece := await in_time(anext(pieces, None), self.name, _WHAT, _STALL_S)) is not None:
                 try:
@@ -108,7 +106,7 @@ class PythonEnvs(NodeCalls):
         The name of the answer is the folder's path on the node.
         """
         try:
-            answer = await self._call("check", _CHECK_S, path=path, limit_s=_CHECK_S - _ANSWER_S)
+            answer = await self._call(making.check, _CHECK_S, path=path, limit_s=_CHECK_S - _ANSWER_S)
         except RemoteFailure as error:
             raise EnvFailed(error.message, subject=self.name, cause=_cause(error.cause)) from error
         return self._made(answer.get("made"), None)
@@ -118,7 +116,7 @@ class PythonEnvs(NodeCalls):
 
         To look for interpreters takes seconds where a version manager stands in for them.
         """
-        answer = await self._call("about", _CHECK_S, urls=list(urls), with_pythons=with_pythons)
+        answer = await self._call(making.about, _CHECK_S, urls=list(urls), with_pythons=with_pythons)
         found = self._decoded(EnvHost, answer)
         texts = [found.arch, found.libc, *(path for _, path in found.pythons)]
         if not all(map(_is_text, texts)) or not all(_VERSION.fullmatch(version) for version, _ in found.pythons):
@@ -129,7 +127,7 @@ class PythonEnvs(NodeCalls):
 
     async def list(self) -> tuple[EnvOnNode, ...]:
         """The most recently used first."""
-        answer = await self._call("list", _TIDY_S)
+        answer = await self._call(making.list_all, _TIDY_S)
         found = self._decoded(_Listed, answer).environments[:_MOST_ENVS]
         try:
             return tuple(EnvOnNode(checked(one.made, None), max(0, one.in_use)) for one in found)
@@ -138,7 +136,7 @@ class PythonEnvs(NodeCalls):
 
     async def remove(self, names: Sequence[str]) -> EnvsRemoved:
         """Never one that a live run uses: the answer says so."""
-        found = self._decoded(EnvsRemoved, await self._call("remove", _TIDY_S, names=list(names)))
+        found = self._decoded(EnvsRemoved, await self._call(making.remove, _TIDY_S, names=list(names)))
         if [one.name for one in found.removed] != list(names):
             raise self._invalid("what it removed")
         return found
@@ -148,7 +146,7 @@ class PythonEnvs(NodeCalls):
 
         ``unused_s``: also every environment that was not used for so long.
         """
-        answer = await self._call("gc", _TIDY_S, limit_bytes=limit_bytes, unused_s=unused_s)
+        answer = await self._call(making.gc, _TIDY_S, limit_bytes=limit_bytes, unused_s=unused_s)
         return self._decoded(EnvsTidied, answer)
 
     # --- what a node says ----------------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ from ugro.kernel.operations.request import Needs as Lacking
 from ugro.kernel.operations.request import answers
 from ugro.kernel.support.aio import together
 from ugro.kernel.support.errors import EnvFailed, RemoteFailure, UgroError, Unreachable
-from ugro.node.messages import Environment
+from ugro.node.system import environment
 
 _PACE_S = 0.1  # between two reports of progress
 _PACKAGES_S = 30.0
@@ -160,7 +160,7 @@ class NodeSetup:
             facts = await self._facts(node)
             packages, everything = await asyncio.gather(
                 node_checks.packages(link, timeout_s=_PACKAGES_S),
-                node_checks.check(link, Environment, "environment", timeout_s=_PACKAGES_S),
+                node_checks.check(link, environment, _PACKAGES_S),
             )
         except UgroError as error:
             return self._failed(name, error)

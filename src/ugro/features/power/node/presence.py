@@ -19,7 +19,7 @@ from ugro.node import durable, worker
 from ugro.node.hardware.gpu_facts import Gpu
 from ugro.node.hardware.gpus import Answer
 from ugro.node.machine import user_name
-from ugro.node.program import Call
+from ugro.node.program import Call, method
 
 # --- display ----------------------------------------------------------------------------------------------------------
 # Whether a display of this machine is in use, as its desktop tells logind: not idle and not locked.
@@ -459,8 +459,9 @@ _PARTS = 4  # looks in a quiet time, at least
 _TERMINALS = "UGRO_PRESENCE_DEV"
 
 
-def watch(call: Call, params: Dict[str, Any]) -> None:
-    when, quiet_s = str(params["when"]), float(params["quiet_s"])
+@method("presence.watch", is_standing=True)
+def watch(call: Call, *, when: str, quiet_s: float) -> None:
+    when, quiet_s = str(when), float(quiet_s)
     if when not in SOURCES or not 0 < quiet_s < float("inf"):
         raise ValueError("when %.20r, quiet for %r s" % (when, quiet_s))
     root, node_key = call.program.root, call.program.node_key
@@ -497,5 +498,3 @@ def _gpus() -> List[Source]:
 
 
 SOURCES: Dict[str, Callable[[], List[Source]]] = {"active": _people, "gpu_busy": _gpus}
-
-METHODS: Dict[str, Callable[[Call, Dict[str, Any]], None]] = {"watch": watch}

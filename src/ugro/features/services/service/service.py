@@ -36,11 +36,11 @@ from ugro.features.services.service.runner import Runner
 from ugro.kernel.access.caller import knows_values_of
 from ugro.kernel.access.model import Caller, node_of
 from ugro.kernel.files.results.log_stream import agent_stops
-from ugro.kernel.jobs.engine.runs import Identity
 from ugro.kernel.jobs.model import Job
 from ugro.kernel.jobs.service import JobService
 from ugro.kernel.jobs.submission import Needs
 from ugro.kernel.links.cluster import Cluster
+from ugro.kernel.links.node import Identity
 from ugro.kernel.operations.request import answers
 from ugro.kernel.store.database import Store
 from ugro.kernel.support.aio import ChangeSignal

@@ -27,9 +27,9 @@ from ugro.kernel.files.code.snapshot_store import EMPTY, SnapshotRequest, Snapsh
 from ugro.kernel.files.code.transfer import CodeTransfers
 from ugro.kernel.files.model import Snapshot, SyncReport, SyncTotals, Tidied, both
 from ugro.kernel.files.rules import NamedBy
-from ugro.kernel.jobs.engine.runs import Identity
 from ugro.kernel.jobs.model import FINAL_STATES, Imports, Job, JobSpec, JobState
 from ugro.kernel.links.cluster import Cluster
+from ugro.kernel.links.node import Identity
 from ugro.kernel.store.database import Store
 from ugro.kernel.support.aio import to_the_end
 from ugro.kernel.support.errors import UgroError

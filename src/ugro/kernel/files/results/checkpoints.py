@@ -23,9 +23,8 @@ from ugro.kernel.files.node_files import Found, Listing, NodeFiles, Prepared, Wh
 from ugro.kernel.files.results.file_store import FileStore, FileTransfer, Polling, expect_room, sync_file_system
 from ugro.kernel.files.results.job_folder import delete_results, link_checkpoint, resume_folder
 from ugro.kernel.files.results.output_store import shown
-from ugro.kernel.jobs.engine.runs import Identity
 from ugro.kernel.jobs.model import Job
-from ugro.kernel.links.node import Node
+from ugro.kernel.links.node import Identity, Node
 from ugro.kernel.support import moments as clock
 from ugro.kernel.support.aio import to_the_end
 from ugro.kernel.support.codec import DecodeError, decode
