@@ -4,7 +4,7 @@ from collections import Counter
 
 from ugro.kernel.access.model import Caller
 from ugro.kernel.agent.agent import Agent
-from ugro.kernel.files.results.log_stream import Selection, log_text
+from ugro.kernel.jobs.operations import ReadJobLog
 from ugro.kernel.operations.request import answers
 from ugro_words.config import WordSection
 from ugro_words.operations import CountedWords, CountWords, WordCount
@@ -16,11 +16,10 @@ class Words:
 
     @answers(CountWords)
     async def count(self, asked: CountWords, caller: Caller) -> CountedWords:
-        selection = Selection(ranks=(0,))
-        job = await self._agent.jobs.check_logs(asked.word, selection)
+        job = await self._agent.jobs.find(asked.word)
         counts: Counter[bytes] = Counter()
         rest = b""  # a word may be cut by the end of a piece
-        async for piece in log_text(self._agent.jobs.logs(job.id, selection)):
+        async for piece in await self._agent.jobs.read_log(ReadJobLog(str(job.id)), caller):
             whole, end, last = (rest + piece).rpartition(b"\n")
             counts.update(whole.split())
             rest = last if end else rest + piece
