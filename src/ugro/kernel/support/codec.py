@@ -82,7 +82,7 @@ def _converter(hint: Any) -> Converter:
         return hint
     if hint is float:
         return _exact(float, int)
-    return _exact(dict if origin is dict else hint)  # whoever uses a dict looks at what is in it
+    return _exact(dict if origin is dict else hint)  # anybody who uses a dict looks at what is in it
 
 
 def _exact(*wanted: type) -> Converter:
