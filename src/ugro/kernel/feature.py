@@ -9,10 +9,10 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 from ugro.kernel.support.errors import ConfigError
@@ -60,8 +60,8 @@ class Feature:
 
 
     @property
-    def folder(self) -> Path:
-        return Path(str(import_module(self.package).__file__)).parent
+    def folder(self) -> str:
+        return os.path.dirname(str(import_module(self.package).__file__))
 
 
 def import_object(target: str) -> Any:
@@ -108,7 +108,13 @@ def _of_others() -> Iterator[Feature]:
 def _entry_points() -> Iterator[str]:
     """Read by hand: importing ``importlib.metadata`` takes longer than a command."""
     for folder in dict.fromkeys(sys.path):
-        for file in sorted(Path(folder or ".").glob("*.dist-info/entry_points.txt")):
-            text = file.read_text(encoding="utf-8", errors="replace")
-            section = text.partition(f"[{_GROUP}]")[2].partition("\n[")[0]
-            yield from (line.partition("=")[2].strip() for line in section.splitlines() if "=" in line)
+        with suppress(OSError):  # not a folder, or not ours to read
+            for name in sorted(one for one in os.listdir(folder or ".") if one.endswith(".dist-info")):
+                with suppress(FileNotFoundError):
+                    yield from _targets(os.path.join(folder, name, "entry_points.txt"))
+
+
+def _targets(path: str) -> list[str]:
+    with open(path, encoding="utf-8", errors="replace") as file:
+        section = file.read().partition(f"[{_GROUP}]")[2].partition("\n[")[0]
+    return [line.partition("=")[2].strip() for line in section.splitlines() if "=" in line]

@@ -127,7 +127,7 @@ class Site:
         self.agent = agent
         self._templates = jinja2.Environment(
             loader=jinja2.FileSystemLoader(
-                [_HERE / "templates", *(feature.folder / "templates" for feature in installed() if feature.pages)]
+                [_HERE / "templates", *(f"{feature.folder}/templates" for feature in installed() if feature.pages)]
             ),
             autoescape=True,
             trim_blocks=True,
