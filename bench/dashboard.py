@@ -24,6 +24,7 @@ from tests.rig.browser import Dashboard, browsers, dashboards, is_live
 from tests.rig.experiments import make_experiments
 
 from bench.bars import Bar, Row, print_rows
+from ugro.kernel.jobs.operations import CancelJob
 
 _RUNS = 1000
 _POINTS = 1000
@@ -137,7 +138,7 @@ def _costs(dashboard: Dashboard, browser: Any) -> tuple[float, float]:
         _drawn(page, 1)
     watched = _share_of_a_core(pid)
     context.close()
-    dashboard.client.jobs.cancel(job)
+    dashboard.client.ask(CancelJob(str(job)))
     return idle, watched
 
 

@@ -20,7 +20,9 @@ from tests.rig.wheels import wheel
 
 from bench.bars import Bar, Row, print_rows
 from ugro.client.client import Client
+from ugro.features.environments.client import set_up
 from ugro.features.environments.model import Setup
+from ugro.features.environments.operations import PrepareEnvironment, RemoveUnusedEnvironments
 
 _PACKAGES, _FILES = 30, 40  # 1,200 files of 4 kB
 _LIMIT_S = 300
@@ -71,13 +73,13 @@ class _Ours:
             f"command: 'true'\nenvironment: {{packages: [{', '.join(names)}], find_links: ['{self._wheels}'], "
             "no_index: true}\n"
         )
-        *_, last = self._client.environments.setup(file=self._file)
+        *_, last = set_up(self._client, PrepareEnvironment(file=str(self._file)))
         if not isinstance(last, Setup) or last.exit_code:
             raise RuntimeError(f"ugro: {last}")
 
     def forget(self) -> None:
         """The node has no environment and no package any more; uv stays."""
-        self._client.environments.gc(everything=True)
+        self._client.ask(RemoveUnusedEnvironments(everything=True), timeout_s=600.0)
         for folder in self._root.glob("contents*"):
             shutil.rmtree(folder, ignore_errors=True)
 

@@ -21,7 +21,9 @@ from pathlib import Path
 
 from bench.bars import Bar, Row, print_rows
 from ugro.client.client import Client
+from ugro.kernel.agent.operations import CreateDashboardLink, DrainNode, ResumeNode
 from ugro.kernel.jobs.model import HOLDING_STATES, WAITING_STATES, JobState
+from ugro.kernel.jobs.operations import ExplainJob, GetJob
 
 _FEW = 1000
 _AT_ONCE = 2000  # submitted by one call
@@ -84,7 +86,7 @@ class _Queue:
         self._last = 0
 
     def wait_behind_a_drain(self, count: int) -> None:
-        self._client.drain("here", "jobs are submitted")
+        self._client.ask(DrainNode("here", "jobs are submitted"))
         for begin in range(0, count, _AT_ONCE):
             numbers = range(begin, min(count, begin + _AT_ONCE))
             jobs = self._client.jobs.submit_many([self._fields(number) for number in numbers])
@@ -129,7 +131,7 @@ class _Queue:
 
     def _drained(self, count: int) -> float:
         begun = time.perf_counter()
-        self._client.resume("here")
+        self._client.ask(ResumeNode("here"))
         left = count
         while left:
             self._client.jobs.wait(self._last, timeout_s=_LIMIT_S)
@@ -154,9 +156,9 @@ class _Queue:
             return look
 
         return [
-            (Row("ugro why"), asked(lambda client: client.jobs.why(self._last))),
+            (Row("ugro why"), asked(lambda client: client.ask(ExplainJob(str(self._last))))),
             (Row("ugro status"), asked(lambda client: client.jobs.newest(20))),
-            (Row("ugro status JOB"), asked(lambda client: client.jobs.details(self._last))),
+            (Row("ugro status JOB"), asked(lambda client: client.ask(GetJob(str(self._last))))),
             (Row(_LIST), asked(lambda client: client.jobs.newest(None))),
             (Row("a job's page"), lambda: self._page(f"/jobs/{self._last}")),
             (Row("the page of jobs"), lambda: self._page("/jobs")),
@@ -176,7 +178,7 @@ def _look(looks: list[_Look]) -> None:
 
 
 def _browser(client: Client) -> Callable[[str], bytes]:
-    link = client.dashboard().url
+    link = client.ask(CreateDashboardLink()).url
     opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor(http.cookiejar.CookieJar()))
     with opener.open(link, timeout=60) as answer:
         answer.read()

@@ -24,7 +24,9 @@ from tests.rig.waiting import end_all_with_variable
 
 from bench.bars import Bar, Row, print_rows
 from ugro.client.client import Client
+from ugro.features.ray.client import start, wait, wait_stopped
 from ugro.features.ray.model import ClusterWish, WorkerSize
+from ugro.features.ray.operations import GetRayClusterAccess, StopRayCluster
 
 _LIMIT_S = 180
 _SHARE = 1.2
@@ -57,18 +59,17 @@ def _ugro(home: Path, cluster: Path) -> Iterator[Client]:
 
 def _by_ugro(client: Client) -> float:
     size = WorkerSize(cpus=1, memory_bytes=_MEMORY, object_store_bytes=_STORE)
-    calls = client.ray_clusters
     began = time.monotonic()
-    calls.start(ClusterWish(only=("n002",), head="n001", size=size))
-    calls.wait("ray", timeout_s=_LIMIT_S)
-    access = calls.access("ray")
+    start(client, ClusterWish(only=("n002",), head="n001", size=size))
+    wait(client, "ray", timeout_s=_LIMIT_S)
+    access = client.ask(GetRayClusterAccess("ray")).access
     with tempfile.NamedTemporaryFile("w") as token:  # mode 0600
         token.write(access.token)
         token.flush()
         _first_task({"RAY_ADDRESS": access.address, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": token.name})
     took_s = time.monotonic() - began
-    calls.stop("ray")
-    calls.wait_stopped("ray")
+    client.ask(StopRayCluster("ray"))
+    wait_stopped(client, "ray")
     return took_s
 
 

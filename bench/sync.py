@@ -23,7 +23,7 @@ from tests.rig.sshd import SshdFarm
 
 from bench.bars import Bar, Row, fastest, print_rows
 from ugro.client.client import Client
-from ugro.kernel.files.model import SyncReport
+from ugro.kernel.files.operations import SyncCode, SyncSent
 
 _FOLDERS, _FILES = 100, 100  # in all 10,000 files of 10 kB on average
 _LIMIT_S = 300
@@ -126,8 +126,8 @@ class Ours:
         self._home = home
 
     def sync(self, tree: Path) -> None:
-        told = [one for one in self._client.sync(tree) if isinstance(one, SyncReport)]
-        if not told or told[-1].state != "done":
+        told = [one for one in self._client.follow(SyncCode(str(tree))) if isinstance(one, SyncSent)]
+        if not told or told[-1].node.state != "done":
             raise RuntimeError(f"ugro: {told}")
 
     def run_job(self, tree: Path) -> None:

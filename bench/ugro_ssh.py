@@ -17,8 +17,10 @@ from tests.rig.waiting import wait_until
 
 from bench.peers_ssh import Measurement
 from ugro.client.client import Client
+from ugro.kernel.agent.operations import UseClusterFile
 from ugro.kernel.links.link import Link
 from ugro.kernel.links.model import NodeSpec, Status
+from ugro.kernel.links.operations import CheckHealth
 from ugro.kernel.links.transport import SshOptions
 
 _WARM_UP_CALLS = 50
@@ -65,7 +67,7 @@ def measure_health(farm: SshdFarm, nodes: int, *, warm_repeats: int, cold_repeat
             # The very first contact also sends the node program; it is then kept on the node.
             (cold if first else first).append(_connect_all(client, cluster, nodes))
             _progress(f"ugro cold {nodes}: {(cold or first)[-1]:.2f} s")
-            client.use_cluster(None)
+            client.ask(UseClusterFile(None))
             _wait_for_sessions(farm)
         _connect_all(client, cluster, nodes)
         warm = [_check(client, nodes) for _ in range(warm_repeats + 5)][5:]
@@ -78,10 +80,10 @@ def measure_health(farm: SshdFarm, nodes: int, *, warm_repeats: int, cold_repeat
 
 def _connect_all(client: Client, cluster: Path, nodes: int) -> float:
     started = time.perf_counter()
-    client.use_cluster(cluster)
+    client.ask(UseClusterFile(str(cluster.absolute())))
     healthy: set[str] = set()
     while len(healthy) < nodes:
-        healthy |= {report.name for report in client.iter_health() if report.status is not Status.UNREACHABLE}
+        healthy |= {report.name for report in client.follow(CheckHealth()) if report.status is not Status.UNREACHABLE}
         if time.perf_counter() - started > 120:
             raise RuntimeError(f"only {len(healthy)} of {nodes} nodes came up")
     return time.perf_counter() - started

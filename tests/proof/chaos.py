@@ -37,6 +37,7 @@ from tests.rig.sshd import Farm, SshdFarm
 from tests.rig.waiting import end_all_with_variable, wait_until
 from ugro import Client
 from ugro.kernel.jobs.model import Job
+from ugro.kernel.jobs.operations import CancelJob
 from ugro.kernel.support.errors import InSafeMode, NotFound, Unreachable
 
 T = TypeVar("T")
@@ -177,7 +178,7 @@ class Chaos:
             return
         token = tokens[int(step.pick * len(tokens))]
         try:
-            job = self._ask(lambda client: client.jobs.cancel(self.book.jobs[token]))
+            job = self._ask(lambda client: client.ask(CancelJob(str(self.book.jobs[token]))))
         except NotFound:  # newer than a state that was put back, or lost: the judge says which
             self._note("missed", f"cancel {token}")
             return

@@ -26,7 +26,7 @@ from ugro.kernel.jobs.engine.plan import ranks_on
 from ugro.kernel.jobs.engine.reconciler import Engine, Knowledge
 from ugro.kernel.jobs.engine.rules.attempt import NodeRun, RunState
 from ugro.kernel.jobs.engine.run_tracker import Sighting
-from ugro.kernel.jobs.engine.runs import Identity, Moment, RunStart, RunStatus
+from ugro.kernel.jobs.engine.runs import Moment, RunStart, RunStatus
 from ugro.kernel.jobs.engine.scheduler_input import Live
 from ugro.kernel.jobs.model import Job, JobState, Share
 from ugro.kernel.jobs.records import NodePlan, Plan, RankPlan
@@ -34,6 +34,7 @@ from ugro.kernel.jobs.scheduling.model import ClusterView, GpuView, Holding, Nod
 from ugro.kernel.jobs.store import JobStore
 from ugro.kernel.links.cluster import Inventory
 from ugro.kernel.links.model import Machine
+from ugro.kernel.links.node import Identity
 from ugro.kernel.store.engine import Database, Opening, Work, _Request
 from ugro.kernel.support import moments as machine
 from ugro.kernel.support.aio import ChangeSignal

@@ -21,6 +21,7 @@ from tests.rig.waiting import end_all_with_variable, wait_until
 from ugro import Client
 from ugro.client.http import AgentGone
 from ugro.kernel.jobs.model import Job
+from ugro.kernel.jobs.operations import CancelJob
 from ugro.kernel.support.errors import StoreAway, UgroError, Unreachable
 
 T = TypeVar("T")
@@ -109,7 +110,7 @@ class Place:
             self.book.acknowledged(task, job.id)
 
     def cancel(self, token: str) -> None:
-        self.ask(lambda client: client.jobs.cancel(self.book.jobs[token]))
+        self.ask(lambda client: client.ask(CancelJob(str(self.book.jobs[token]))))
         self.book.was_cancelled(token)
 
     def job(self, token: str, home: Path | None = None) -> Job:

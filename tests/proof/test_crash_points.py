@@ -20,6 +20,9 @@ from tests.rig.judge import Final, Task
 from tests.rig.tiers import sample
 from tests.rig.waiting import wait_until
 from ugro import Client
+from ugro.client.http import account
+from ugro.client.jobs import new_key
+from ugro.kernel.jobs.operations import RetryJob
 from ugro.kernel.links.link import Link
 from ugro.kernel.links.model import NodeSpec
 from ugro.kernel.links.transport import SshOptions
@@ -78,7 +81,7 @@ def test_a_retry_of_the_last_job_whose_answer_is_lost_makes_one_job() -> None:
         with Client(home=place.home, cluster=place.cluster) as client:
             first = client.jobs.submit(fields={"command": ["true"], "cwd": "/"}, env={})
             client.jobs.wait(first.id)
-            second = client.jobs.retry("last")
+            second = client.ask(RetryJob("last", new_key(), account()))
             assert wait_until(lambda: agent.was_killed, what="the agent to die over the retry")
             assert [job.id for job in client.jobs.newest()] == [second.id, first.id]
             assert client.jobs.wait(second.id).state == "succeeded"

@@ -19,6 +19,7 @@ from tests.rig.netns import NetnsFarm
 from tests.rig.waiting import signal_all, wait_until
 from ugro import Client
 from ugro.kernel.jobs.model import Cause, Disconnect, Ending, JobSpec, JobState, OnLost, Stop
+from ugro.kernel.jobs.operations import CancelJob
 
 # Longer than the silence by which a node counts as unreachable: who takes that for death restarts too soon.
 _LEASE_S = 6.0
@@ -91,7 +92,7 @@ def test_a_stopped_supervisor_on_a_node_that_is_cut_off_does_not_run_beside_the_
             assert again.word != node.name
             verdict = judge(Book(), ledger, {}, home)
             assert (verdict.overlapping, verdict.doubled) == ([], [])
-            client.jobs.cancel(job.id)
+            client.ask(CancelJob(str(job.id)))
             node.heal()
             wait_until(lambda: client.jobs.get(job.id).is_final, 60, "the job to end")
             wait_until(lambda: not orphans(ledger, map(root_of, farm.nodes)), 30, "nothing to be left")

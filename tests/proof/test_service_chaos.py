@@ -19,6 +19,7 @@ from tests.rig.agent import end_agent
 from tests.rig.service import ServicePlace
 from tests.rig.waiting import wait_until
 from ugro.features.services.model import Phase
+from ugro.kernel.agent.operations import DrainNode, ResumeNode
 
 log = logging.getLogger(__name__)
 # Read now: a test begins without variables of this name.
@@ -54,9 +55,9 @@ class Faults:
         """Another node than before; that comes back."""
         names = [root.name for root in self._place.roots]
         if (before := self._drained) is not None:
-            self._place.ask(lambda client: client.resume(before))
+            self._place.ask(lambda client: client.ask(ResumeNode(before)))
         self._drained = chosen = self._chance.choice([name for name in names if name != before])
-        self._place.ask(lambda client: client.drain(chosen, "chaos"))
+        self._place.ask(lambda client: client.ask(DrainNode(chosen, "chaos")))
         self._place.until(lambda one: all(seen.node != chosen for seen in one.replicas))
 
     def scale(self) -> None:

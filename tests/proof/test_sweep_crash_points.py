@@ -15,6 +15,7 @@ from tests.rig.waiting import wait_until
 from ugro import Client
 from ugro.features.sweeps.client import SweepWish
 from ugro.features.sweeps.model import Budget, SweepReport
+from ugro.features.sweeps.operations import GetSweep
 from ugro.kernel.support.process import SWEEP_POINTS
 
 _REACHED_S = 60
@@ -67,7 +68,7 @@ def begin(place: Place, code: Path) -> None:
 
 def ended(place: Place) -> SweepReport:
     def look(client: Client) -> SweepReport:
-        return client.sweeps.get("train")
+        return client.ask(GetSweep("train")).sweep
 
     try:
         wait_until(lambda: place.ask(look).is_over, _OVER_S, "the sweep to be over")

@@ -18,6 +18,7 @@ import pytest
 from tests.rig.agent import AgentProcess
 from tests.rig.waiting import end_all_with_variable
 from ugro.client.client import Client
+from ugro.kernel.agent.operations import CreateDashboardLink
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, BrowserContext, Page
@@ -63,7 +64,7 @@ class Dashboard:
         self.start()
 
     def link(self) -> str:
-        return self.client.dashboard().url
+        return self.client.ask(CreateDashboardLink()).url
 
     def sign_in(self, context: BrowserContext) -> Page:
         page = context.new_page()

@@ -18,10 +18,9 @@ from tests.rig.clock import RigClock
 from tests.rig.nodeprogram import AGENT, agent_folder
 from tests.rig.waiting import end_all_with_variable, processes_with_variable, signal_all, stop_trees
 from ugro.kernel.files.results.checkpoints import CheckpointSync
-from ugro.kernel.jobs.engine.runs import Identity
 from ugro.kernel.jobs.model import Checkpoint, Job, JobSpec, JobState
 from ugro.kernel.links.model import NodeSpec
-from ugro.kernel.links.node import Dialling, Node
+from ugro.kernel.links.node import Dialling, Identity, Node
 from ugro.kernel.links.transport import SshOptions
 from ugro.kernel.support.errors import NotFound
 

@@ -17,9 +17,8 @@ from tests.rig.waiting import end_all_with_variable
 from ugro.kernel.files.code.scanner import Choices
 from ugro.kernel.files.code.snapshot_store import SnapshotRequest, SnapshotStore, StoredSnapshot
 from ugro.kernel.files.code.transfer import CodeTransfers
-from ugro.kernel.jobs.engine.runs import Identity
 from ugro.kernel.links.model import NodeSpec
-from ugro.kernel.links.node import Dialling, Node
+from ugro.kernel.links.node import Dialling, Identity, Node
 from ugro.kernel.links.transport import SshOptions
 from ugro.kernel.store.database import Store
 from ugro.node import trees

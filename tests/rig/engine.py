@@ -23,10 +23,10 @@ from ugro.kernel.jobs.engine.live_jobs import LiveJobs
 from ugro.kernel.jobs.engine.placed_runs import PlacedRuns
 from ugro.kernel.jobs.engine.reconciler import Engine, Knowledge
 from ugro.kernel.jobs.engine.run_tracker import RunTracker
-from ugro.kernel.jobs.engine.runs import Identity
 from ugro.kernel.jobs.engine.scheduler_input import SchedulerInput, Standings
 from ugro.kernel.jobs.model import Disconnect, Ending, Job, JobSpec, JobState, OnLost, Retry, Stop
 from ugro.kernel.links.cluster import Cluster
+from ugro.kernel.links.node import Identity
 from ugro.kernel.links.reports import HealthCheck, NodeNotes
 from ugro.kernel.store.database import Store
 from ugro.kernel.support.state_dir import StateDir

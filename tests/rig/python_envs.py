@@ -22,9 +22,8 @@ from tests.rig.wheels import Wheel
 from ugro.features.environments.model import Blob, Platform, Recipe
 from ugro.features.environments.service.node_envs import PythonEnvs
 from ugro.features.environments.service.tools import Tools, Workshop
-from ugro.kernel.jobs.engine.runs import Identity
 from ugro.kernel.links.model import NodeSpec
-from ugro.kernel.links.node import Dialling, Node
+from ugro.kernel.links.node import Dialling, Identity, Node
 from ugro.kernel.links.transport import SshOptions
 from ugro.kernel.support.errors import EnvFailed
 from ugro.node import trees

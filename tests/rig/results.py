@@ -11,8 +11,7 @@ from pathlib import Path
 from tests.rig.checkpoints import Rig, nodes_and_home
 from tests.rig.nodeprogram import AGENT, agent_folder
 from ugro.kernel.files.results.output_sync import OutputSync
-from ugro.kernel.jobs.engine.runs import Identity
-from ugro.kernel.links.node import Node
+from ugro.kernel.links.node import Identity, Node
 from ugro.kernel.support.errors import NotFound
 
 

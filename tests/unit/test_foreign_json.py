@@ -18,7 +18,6 @@ OURS = {
     "features/sweeps/": "values of trials and rows, which the agent wrote",
     "features/hardware/node/bench.py": "the parameters of the node program",
     "features/hooks/service.py": "its own words",
-    "features/ray/client.py": "the own agent's answers, and files of this account",
     "features/ray/on_node.py": "settings of ours; programs that are sent without that module catch RecursionError",
     "features/remote_access/client/master.py": "the own agent's answers, and files of this account",
     "features/services/service/door.py": (

@@ -19,9 +19,11 @@ import click
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "src" / "ugro"
 MOST_LINES_OF_A_FILE = 600
 MOST_LINES_OF_A_CLASS = 500
 MOST_LINES_OF_THE_ARCHITECTURE = 120
+FEWEST_QUESTIONS = 24  # of its table "Where to look"
 OLDEST_PYTHON_ON_A_NODE = (3, 9)
 NEWER_THAN_A_NODE = {"tomllib", "annotationlib", "compression"}
 RUNS_WHAT_IT_LOADS = ("pickle", "marshal", "shelve", "dill", "cloudpickle")
@@ -181,6 +183,38 @@ def broken_links(path: str, text: str, exists: Callable[[str], bool]) -> Iterato
             yield f"{path}: no {target}"
 
 
+def lost_paths(page: str, exists: Callable[[str], bool]) -> Iterator[str]:
+    """A path has a slash or is a Python file; commands have spaces."""
+    for word in re.findall(r"`([^`\s]+)`", page):
+        if ("/" in word or word.endswith(".py")) and not exists(word):
+            yield f"there is no {word}"
+
+
+def questions(page: str) -> list[tuple[str, str, str]]:
+    """What a reader looks for, the file to open, and the word to find there."""
+    found = (re.fullmatch(r"\| (.+) \| `([^`]+\.\w+)` \| `([^`]+)` \|", line) for line in page.splitlines())
+    return [(row[1], row[2], row[3]) for row in found if row]
+
+
+def wrong_doors(page: str, text_of: Callable[[str], str]) -> Iterator[str]:
+    for question, file, word in questions(page):
+        if not re.search(rf"\b{re.escape(word)}\b", text_of(file)):
+            yield f"{question}: {file} has no {word}"
+
+
+def unlike_its_docstring(page: str, docstrings: dict[str, str | None]) -> Iterator[str]:
+    """Each room has a row, which says what its docstring says: what is in it, and what it is not."""
+    rows = {room: said for room, *said in re.findall(r"^\| `(\S+)/` \| (.+) \| (.+) \|$", page, re.MULTILINE)}
+    for room, docstring in docstrings.items():
+        said = " ".join((docstring or "").replace("``", "`").split())
+        if not said:
+            yield f"{room} has no docstring"
+        elif room not in rows:
+            yield f"{room} has no row"
+        else:
+            yield from (f"the docstring of {room} does not say: {cell}" for cell in rows[room] if cell not in said)
+
+
 def leaf_commands(command: click.Command, name: str) -> Iterator[str]:
     if not isinstance(command, click.Group):
         yield name
@@ -300,6 +334,38 @@ def test_the_architecture_fits_two_pages() -> None:
     assert 0 < lines <= MOST_LINES_OF_THE_ARCHITECTURE
 
 
+def test_every_path_in_the_architecture_exists() -> None:
+    page = (ROOT / "ARCHITECTURE.md").read_text()
+    below = {path.name for path in PACKAGE.rglob("*.py")}
+    known = below | {f"{folder.name}/" for folder in PACKAGE.rglob("*") if folder.is_dir()}
+    exists = lambda path: path in known or (PACKAGE / path).exists() or (ROOT / path).exists()  # noqa: E731
+    assert list(lost_paths(page, exists)) == []
+    proofs = (ROOT / ".github/workflows/proof.yml").read_text()
+    assert [path for path in re.findall(r"src/[\w/]+", proofs) if not (ROOT / path).exists()] == []
+
+
+def test_where_to_look_leads_to_the_right_doors() -> None:
+    page = (ROOT / "ARCHITECTURE.md").read_text()
+    assert len(questions(page)) >= FEWEST_QUESTIONS
+    assert list(wrong_doors(page, lambda file: (PACKAGE / file).read_text())) == []
+
+
+def test_every_room_and_feature_has_its_row_and_its_docstring() -> None:
+    page = (ROOT / "ARCHITECTURE.md").read_text()
+    rooms = [path for place in (".", "kernel", "features") for path in (PACKAGE / place).glob("*/__init__.py")]
+    shown = [path for path in rooms if path.parent.name not in ("kernel", "features")]
+    assert list(unlike_its_docstring(page, docstrings(shown))) == []
+
+
+def test_every_package_says_what_it_is_for() -> None:
+    assert [name for name, text in docstrings(PACKAGE.rglob("__init__.py")).items() if not text] == []
+
+
+def docstrings(packages: Iterable[Path]) -> dict[str, str | None]:
+    folders = {path.parent.relative_to(PACKAGE).as_posix(): path for path in packages}
+    return {name: ast.get_docstring(ast.parse(path.read_text())) for name, path in sorted(folders.items())}
+
+
 def test_links_between_our_pages_lead_somewhere() -> None:
     pages = [(path, text) for path, text in texts() if path.endswith(".md")]
     assert pages
@@ -389,3 +455,23 @@ def test_commands_are_found_in_groups_and_hidden_ones_are_left_out() -> None:
 def test_a_link_to_nothing_is_noticed() -> None:
     page = "[a](here.md#part) [b](https://example.org/x) [c](gone.md) [d](#part)"
     assert list(broken_links("x.md", page, {"here.md"}.__contains__)) == ["x.md: no gone.md"]
+
+
+def test_a_path_that_is_gone_is_noticed() -> None:
+    page = "`a/b.py` → `b.py`, `gone/`, `ugro run a/b.py`, `word`"
+    assert list(lost_paths(page, {"a/b.py", "b.py"}.__contains__)) == ["there is no gone/"]
+
+
+def test_a_function_that_moved_is_noticed() -> None:
+    page = "| why | `a.py` | `reason` |\n| how | `a.py` | `unreason` |\n| `kernel/` | a.py | x |"
+    assert list(wrong_doors(page, lambda file: "def unreason(): ...")) == ["why: a.py has no reason"]
+
+
+def test_a_room_that_is_not_as_its_row_says_is_noticed() -> None:
+    page = "| Room | Is | Is not |\n| --- | --- | --- |\n| `a/` | Ants | Does not fly |\n| `b/` | Bees | Does not eat |"
+    said = {"a": "Ants.\n\nDoes not fly.", "b": "Bees. Does not sing.", "c": "Cats. Does not bark.", "d": None}
+    assert list(unlike_its_docstring(page, said)) == [
+        "the docstring of b does not say: Does not eat",
+        "c has no row",
+        "d has no docstring",
+    ]

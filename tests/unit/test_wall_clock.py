@@ -19,7 +19,7 @@ SELF = "measures this clock"
 ALLOWED = {
     "kernel/agent/agent.py": SHOWN,
     "kernel/operations/audit_trail.py": SHOWN,
-    "kernel/files/api.py": "the time of a file that is copied",
+    "kernel/files/service.py": "the time of a file that is copied",
     "kernel/files/results/collector.py": "the time beside a log, shown",
     "kernel/files/results/log_mirror.py": "the time beside a log, shown",
     "kernel/files/results/output_store.py": "the time of a file in an archive",
@@ -52,7 +52,6 @@ ALLOWED = {
     "cli/jobs/logs.py": "compared with the times beside logs",
     "client/pulling.py": "keeps the time of a file",
     "cli/access.py": SHOWN,
-    "features/quotas/client.py": "which part of the past is shown",
     "kernel/config/allowance.py": SHOWN,
     "kernel/support/moments.py": SELF,
     "features/services/inference/openai.py": SHOWN,

@@ -1,4 +1,1 @@
-"""Commands: parse, ask the agent, print.
-
-Does not decide anything, and knows no feature: features bring their own commands.
-"""
+"""Commands: parse, ask the agent, print. Does not decide anything, and prints in ``output.py`` alone."""

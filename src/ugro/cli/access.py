@@ -1,4 +1,4 @@
-"""``ugro token``: tokens with which programs use the HTTPS API."""
+"""``ugro allow`` and ``deny`` a cluster file; ``ugro audit``; ``ugro token``: tokens for programs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from ugro.cli.jobs.logs import MOMENT, SINCE
 from ugro.cli.output import Cell, Output, Style
 from ugro.cli.session import CommandGroup, Session, allowance_facts, json_option, pass_session
 from ugro.kernel.access.model import ApiToken, Role
-from ugro.kernel.access.operations import CreateToken, ListTokens, RevokeToken
+from ugro.kernel.access.operations import CreateToken, ListAuditEntries, ListTokens, RevokeToken
+from ugro.kernel.agent.operations import ReloadClusterFile
 from ugro.kernel.support.errors import NotFound, Unallowed, UsageError
 from ugro.kernel.support.quantities import DURATION_EXAMPLES, parse_duration
 
@@ -55,7 +56,7 @@ def allow(session: Session, file: Path | None, yes: bool) -> int:
         record(client.home, error)
         lines, was_allowed = error.lines, False
     if client.running_agent() is not None:
-        client.reload_cluster()
+        client.ask(ReloadClusterFile())
     if session.output.is_json:
         session.output.document({"cluster_file": {"path": str(path), "allowed": True, "effects": lines}})
     session.output.note(f"{path} {'was already allowed' if was_allowed else 'is allowed; undo with: ugro deny'}")
@@ -136,7 +137,7 @@ def audit(session: Session, since: float | None, user: str | None, limit: int) -
       ugro audit --since 1d --user ann
     """
     output = session.output
-    entries = session.client().audit(since_unix_s=since or 0, user=user, limit=limit)
+    entries = session.client().ask(ListAuditEntries(since=since or 0, user=user, limit=limit)).audit
     if output.is_json:
         output.document({"audit": entries})
         return

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ugro.cli.session import Session, json_option, pass_session
+from ugro.kernel.agent.operations import CreateDashboardLink
 from ugro.kernel.support.quantities import format_duration
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ def dashboard(session: Session, no_open: bool) -> None:
     """
     output = session.output
     client = session.client()
-    link = client.dashboard()
+    link = client.ask(CreateDashboardLink())
     if link.warning:
         output.warn(link.warning, "set dashboard.certificate_file, or use: ssh -L 8099:127.0.0.1:8099 MACHINE")
     if client.is_elsewhere:

@@ -12,6 +12,7 @@ from ugro.cli.output import Cell, Output, Style
 from ugro.cli.session import Session, json_option, pass_session
 from ugro.client.client import Client
 from ugro.kernel.links.model import Gpu, NodeReport, Status, by_name
+from ugro.kernel.links.operations import CheckHealth
 from ugro.kernel.support.errors import UsageError
 from ugro.kernel.support.quantities import format_duration, format_size
 
@@ -114,7 +115,7 @@ def _check(output: Output, client: Client, nodes: Sequence[str]) -> tuple[list[N
     total = f" of {client.agent().nodes}" if output.shows_progress and not nodes else ""
     started = time.monotonic()
     reports = []
-    for report in client.iter_health(nodes):
+    for report in client.follow(CheckHealth(tuple(nodes))):
         reports.append(report)
         output.progress(f"{len(reports)}{total} nodes have answered")
     return sorted(reports, key=lambda report: by_name(report.name)), time.monotonic() - started

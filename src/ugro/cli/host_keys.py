@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from ugro.cli.output import Output
 from ugro.client.client import Client
 from ugro.kernel.links.model import HostKey
+from ugro.kernel.links.operations import GetHostKey, TrustHostKey
 from ugro.kernel.support.errors import NotAllowed, UgroError, Unreachable, UsageError
 
 
@@ -82,19 +83,20 @@ class NewKeys:
             return False
         if not self._wants(key):
             return False
-        is_trusted = self.client.trust(key, ssh_config=self.ssh_config).is_trusted
+        asked = TrustHostKey(key.node, key.fingerprints, ssh_config=self.ssh_config)
+        is_trusted = self.client.ask(asked).is_trusted
         if is_trusted and self.accepts_all:
             self.output.note(f"    accepted, and added to {key.known_hosts}")
         return is_trusted
 
     def _key(self, host: str) -> HostKey:
         try:
-            return self.client.host_key(host, self.ssh_config)
+            return self.client.ask(GetHostKey(host, self.ssh_config))
         except Unreachable as error:
             is_jump = error.cause.startswith("host-key-") and error.subject not in (None, host)
             if not is_jump or not self.accept(str(error.subject)):
                 raise
-        return self.client.host_key(host, self.ssh_config)
+        return self.client.ask(GetHostKey(host, self.ssh_config))
 
     def _wants(self, key: HostKey) -> bool:
         if self.output.can_ask and not self.accepts_all:

@@ -2,124 +2,100 @@
 
 from __future__ import annotations
 
-import gc
-import importlib
 import io
 import os
 import sys
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
 
 import ugro
 from ugro.cli.output import Output
-from ugro.cli.session import COMPLETION_VARIABLE, CommandGroup, Session
+from ugro.cli.session import COMPLETION_VARIABLE, CommandGroup, Session, added_below, loaded
+from ugro.kernel.feature import Command
 from ugro.kernel.support.errors import UgroError, UsageError
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-# By heading of `ugro --help`: name → module:attribute, and the first line of the command's own help.
-_GROUPS = {
+# By heading of `ugro --help`: what is there without any feature.
+_GROUPS: Mapping[str, Mapping[str, Command]] = {
     "Cluster": {
-        "init": (
-            "ugro.features.discovery.cli_init:init",
-            "Write the cluster file from your SSH hosts, or add hosts to it.",
+        "allow": Command(
+            "ugro.cli.access:allow", "Allow a cluster file that was found in a folder.", is_here_only=True
         ),
-        "allow": ("ugro.cli.access:allow", "Allow a cluster file that was found in a folder."),
-        "deny": ("ugro.cli.access:deny", "Withdraw the allowance of a cluster file."),
-        "node": ("ugro.cli.node:node", "Manage nodes: list, show, add, trust, drain, set up, measure."),
-        "health": ("ugro.cli.health:health", "Check the health of nodes."),
-        "doctor": ("ugro.features.health.cli:doctor", "Find problems on nodes and between them, with remedies."),
-        "exec": ("ugro.features.exec.cli:exec_", "Run a command on several nodes at once."),
-        "env": ("ugro.features.environments.cli:env", "List, show and remove the Python environments on nodes."),
-        "cluster": ("ugro.features.ray.cli:cluster", "Run Ray clusters on the nodes: start, scale, stop."),
-        "sync": ("ugro.cli.jobs.files:sync", "Send code to nodes."),
-        "agent": ("ugro.cli.agent:agent", "Start, stop and inspect the agent."),
-        "token": ("ugro.cli.access:token", "Create, list and revoke tokens for programs."),
-        "login": ("ugro.features.remote_access.cli:login", "Use the agent of another machine from now on."),
-        "logout": ("ugro.features.remote_access.cli:logout", "Use this machine's own agent again."),
-        "relay": (
-            "ugro.features.remote_access.cli_relay:relay",
-            "Carry the connections of a client on another machine.",
-        ),
-        "store": ("ugro.cli.store:store", "Show where the agent's state is kept, or move it."),
-        "completion": ("ugro.cli.candidates:completion", "Print a shell completion script."),
+        "deny": Command("ugro.cli.access:deny", "Withdraw the allowance of a cluster file.", is_here_only=True),
+        "node": Command("ugro.cli.node:node", "Manage nodes: list, show, add, trust, drain, set up, measure."),
+        "health": Command("ugro.cli.health:health", "Check the health of nodes."),
+        "sync": Command("ugro.cli.jobs.files:sync", "Send code to nodes."),
+        "agent": Command("ugro.cli.agent:agent", "Start, stop and inspect the agent."),
+        "token": Command("ugro.cli.access:token", "Create, list and revoke tokens for programs."),
+        "store": Command("ugro.cli.store:store", "Show where the agent's state is kept, or move it."),
+        "completion": Command("ugro.cli.candidates:completion", "Print a shell completion script."),
     },
     "Jobs": {
-        "run": ("ugro.cli.jobs.submit:run", "Run a command as a job on the best node."),
-        "launch": ("ugro.cli.jobs.submit:launch", "Launch a training script on one or more nodes."),
-        "plan": ("ugro.features.planning.cli:plan", "Predict how fast a training is on each set of nodes."),
-        "sweep": ("ugro.features.sweeps.cli:sweep", "Search for the best settings of a training."),
-        "experiment": (
-            "ugro.features.experiments.cli:experiment",
-            "Compare ways to train on your nodes, with a report.",
-        ),
-        "serve": ("ugro.features.services.cli:serve", "Serve a trained model, or any command, behind an HTTP API."),
-        "recipe": ("ugro.features.recipes.cli:recipe", "List, show and copy the built-in training recipes."),
-        "map": ("ugro.features.batches.cli:map_", "Run a function over many items, in batches that need no tuning."),
-        "estimate": ("ugro.features.batches.cli:estimate", "Predict how long a map takes, here and on a cluster."),
-        "status": ("ugro.cli.jobs.status:status", "List jobs, or show one."),
-        "why": ("ugro.cli.jobs.status:why", "Explain why a job waits, where it runs, or how it ended."),
-        "logs": ("ugro.cli.jobs.logs:logs", "Print the logs of a job."),
-        "wait": ("ugro.cli.jobs.status:wait", "Wait until jobs have ended."),
-        "cancel": ("ugro.cli.jobs.status:cancel", "Stop jobs and all their processes."),
-        "retry": ("ugro.cli.jobs.submit:retry", "Run an ended job again."),
-        "clone": ("ugro.cli.jobs.status:clone", "Print a job as a job file, to edit and submit again."),
-        "export": ("ugro.features.export.cli:export", "Write a job for Slurm, Kubernetes or torchrun."),
+        "run": Command("ugro.cli.jobs.submit:run", "Run a command as a job on the best node."),
+        "launch": Command("ugro.cli.jobs.submit:launch", "Launch a training script on one or more nodes."),
+        "status": Command("ugro.cli.jobs.status:status", "List jobs, or show one."),
+        "why": Command("ugro.cli.jobs.status:why", "Explain why a job waits, where it runs, or how it ended."),
+        "logs": Command("ugro.cli.jobs.logs:logs", "Print the logs of a job."),
+        "wait": Command("ugro.cli.jobs.status:wait", "Wait until jobs have ended."),
+        "cancel": Command("ugro.cli.jobs.status:cancel", "Stop jobs and all their processes."),
+        "retry": Command("ugro.cli.jobs.submit:retry", "Run an ended job again."),
+        "clone": Command("ugro.cli.jobs.status:clone", "Print a job as a job file, to edit and submit again."),
     },
     "Results": {
-        "results": ("ugro.cli.jobs.files:results", "Show, fetch, copy or delete the files of a job."),
-        "compare": ("ugro.features.experiments.cli:compare", "Show what differs between jobs."),
-        "note": ("ugro.features.experiments.cli:note", "Show or change the note and tags of a job."),
-        "profile": ("ugro.features.training.cli:profile", "Show where a training's time goes."),
+        "results": Command("ugro.cli.jobs.files:results", "Show, fetch, copy or delete the files of a job."),
     },
     "Observe": {
-        "top": ("ugro.cli.top:top", "Show nodes, GPUs, jobs, services and alerts, live."),
-        "dashboard": ("ugro.cli.dashboard:dashboard", "Open the web dashboard."),
-        "events": ("ugro.cli.jobs.logs:events", "Print the history of events."),
-        "usage": ("ugro.features.quotas.cli:usage", "Show what users and groups have used, against their quotas."),
-        "audit": ("ugro.cli.access:audit", "Show who did what, through commands and the dashboard."),
-        "alerts": ("ugro.features.alerts.cli:alerts", "Show alerts about nodes, and test notification channels."),
-        "hooks": ("ugro.features.hooks.cli:hooks", "Show and test what is called when something happens."),
-        "metrics": ("ugro.cli.dashboard:metrics", "Print metrics in Prometheus format."),
+        "top": Command("ugro.cli.top:top", "Show nodes, GPUs, jobs, services and alerts, live."),
+        "dashboard": Command("ugro.cli.dashboard:dashboard", "Open the web dashboard."),
+        "events": Command("ugro.cli.jobs.logs:events", "Print the history of events."),
+        "audit": Command("ugro.cli.access:audit", "Show who did what, through commands and the dashboard."),
+        "metrics": Command("ugro.cli.dashboard:metrics", "Print metrics in Prometheus format."),
     },
     "Try it": {
-        "demo": ("ugro.lab.cli_demo:demo", "Train on three unequal simulated nodes on this machine."),
-        "lab": ("ugro.lab.cli:lab", "Create simulated nodes on this machine."),
+        "demo": Command(
+            "ugro.lab.cli_demo:demo", "Train on three unequal simulated nodes on this machine.", is_here_only=True
+        ),
+        "lab": Command("ugro.lab.cli:lab", "Create simulated nodes on this machine.", is_here_only=True),
     },
 }
-# They are about files and processes of this machine.
-_HERE_ONLY = frozenset({"init", "allow", "deny", "lab", "demo"})
-COMMANDS = {name: command for commands in _GROUPS.values() for name, command in commands.items()}
+
+_OWN = {name: replace(one, heading=heading) for heading, group in _GROUPS.items() for name, one in group.items()}
+
+
+def commands() -> dict[str, Command]:
+    """Returns every command, by heading, our own first."""
+    order = list(_GROUPS)
+    found = {**_OWN, **added_below("")}
+    return dict(sorted(found.items(), key=lambda one: order.index(one[1].heading)))
 
 
 class LazyGroup(CommandGroup):
+    """All commands: those above, and those of features, which are only read if it is none of those above."""
+
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(COMMANDS)
+        return list(commands())
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in COMMANDS:
-            return None
-        module, _, attribute = COMMANDS[cmd_name][0].partition(":")
-        gc.disable()  # modules are no garbage; a collection takes a tenth of the start-up time
-        try:
-            command: click.Command = getattr(importlib.import_module(module), attribute)
-        finally:
-            gc.enable()
-        return command
+        command = _OWN.get(cmd_name) or added_below("").get(cmd_name)
+        return None if command is None else loaded(command)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        longest = max(map(len, COMMANDS))
-        for heading, commands in _GROUPS.items():
+        longest = max(map(len, commands()))
+        for heading in _GROUPS:
             with formatter.section(heading):
-                formatter.write_dl([(name.ljust(longest), text) for name, (_, text) in commands.items()])
+                here = [(name, one.summary) for name, one in commands().items() if one.heading == heading]
+                formatter.write_dl([(name.ljust(longest), text) for name, text in here])
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem[str]]:
         """Loads no command for it."""
         from click.shell_completion import CompletionItem
 
-        found = [(name, text) for name, (_, text) in COMMANDS.items() if name.startswith(incomplete)]
+        found = [(name, one.summary) for name, one in commands().items() if name.startswith(incomplete)]
         options = click.Command.shell_complete(self, ctx, incomplete)
         return [*(CompletionItem(name, help=text) for name, text in found), *options]
 
@@ -169,8 +145,10 @@ def cli(ctx: click.Context, /, cluster: str | None, as_json: bool, quiet: bool, 
         named_master=options["master"],
         named_command=options["master_ugro"],
     )
-    if ctx.invoked_subcommand in _HERE_ONLY:
-        session.expect_local(ctx.invoked_subcommand)
+    called = ctx.invoked_subcommand or ""
+    command = _OWN.get(called) or added_below("").get(called)
+    if command is not None and command.is_here_only:
+        session.expect_local(called)
 
 
 def _expect_directory() -> None:

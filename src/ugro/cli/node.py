@@ -8,29 +8,22 @@ import click
 
 from ugro.cli import candidates, health, host_keys
 from ugro.cli.output import Cell, Output
-from ugro.cli.session import CommandGroup, Session, json_option, pass_session
-from ugro.features.discovery.cli import discover
-from ugro.features.environments import cli as setup
-from ugro.features.hardware import cli as bench
+from ugro.cli.session import ExtendedGroup, Session, json_option, pass_session
 from ugro.features.hardware import cli as figures
+from ugro.features.hardware.operations import GetNodeHardware
 from ugro.features.health import cli as doctor
-from ugro.features.power import cli as power
 from ugro.features.power.model import OwnerReport
+from ugro.kernel.agent.operations import AddNode, DrainNode, GetAgentStatus, ReloadClusterFile, RemoveNode, ResumeNode
+from ugro.kernel.files.operations import RemoveUnusedCode
 from ugro.kernel.links.model import NodeReport, Status, by_name
+from ugro.kernel.links.operations import CheckHealth, GetHostKey, TrustHostKey
 from ugro.kernel.support.errors import UsageError
 from ugro.kernel.support.quantities import format_duration, format_size
 
 
-@click.group(cls=CommandGroup)
+@click.group(cls=ExtendedGroup)
 def node() -> None:
     """Manage nodes: list, show, add, trust, drain, set up, measure."""
-
-
-node.add_command(bench.bench)
-node.add_command(setup.setup)
-node.add_command(discover)
-node.add_command(power.sleep)
-node.add_command(power.wake)
 
 
 @node.command()
@@ -38,7 +31,7 @@ node.add_command(power.wake)
 @pass_session
 def ls(session: Session) -> int:
     """List the nodes with their address, hardware and labels."""
-    reports = sorted(session.client(uses_nodes=True).iter_health(), key=lambda report: by_name(report.name))
+    reports = sorted(session.client(uses_nodes=True).follow(CheckHealth()), key=lambda report: by_name(report.name))
     if session.output.is_json:
         session.output.document({"nodes": reports})
     else:
@@ -58,8 +51,8 @@ def show(session: Session, name: str) -> int:
     if name.startswith("@"):
         raise UsageError(f"{name} is not a single node", hint=f"for several nodes: ugro health {name}")
     client = session.client()
-    report = next(client.iter_health([name]))
-    hardware = client.hardware.of(report.name)
+    report = next(client.follow(CheckHealth((name,))))
+    hardware = client.ask(GetNodeHardware(report.name))
     if session.output.is_json:
         session.output.document({"node": report, "hardware": hardware})
     else:
@@ -80,7 +73,7 @@ def gc(session: Session, names: tuple[str, ...], everything: bool) -> int:
     NAMES are nodes; the default is all. The least recently used code is removed first.
     """
     session.output.progress("removing unused code")
-    found = session.client().tidy(names, everything=everything)
+    found = session.client().ask(RemoveUnusedCode(names, everything)).tidied
     if session.output.is_json:
         session.output.document({"tidied": found})
     else:
@@ -118,12 +111,13 @@ def add(session: Session, /, name: str, labels: tuple[str, ...], **fields: str |
     Example:
       ugro node add gpu4 --host 10.0.0.14 --user ann --label fast
     """
-    given = {key: value for key, value in fields.items() if value is not None}
+    given: dict[str, object] = {key: value for key, value in fields.items() if value is not None}
     client = session.client()
-    client.add_node(name, **given, **({"labels": list(labels)} if labels else {}))
-    session.output.note(f"{name} is in {client.reload_cluster().cluster_file}")
+    client.ask(AddNode(name, given | ({"labels": list(labels)} if labels else {})))
+    client.ask(ReloadClusterFile())
+    session.output.note(f"{name} is in {client.ask(GetAgentStatus()).cluster_file}")
     session.output.progress(f"reaching {name}")
-    report = next(client.iter_health([name]))
+    report = next(client.follow(CheckHealth((name,))))
     health.show(session.output, [report])
     return health.exit_code([report])
 
@@ -141,7 +135,7 @@ def rm(session: Session, name: str, if_idle: bool, force: bool) -> None:
     """
     if if_idle and force:
         raise UsageError("--if-idle and --force exclude each other", hint=f"ugro node rm {name}")
-    session.client().remove_node(name, only_if_idle=if_idle, even_with_jobs=force)
+    session.client().ask(RemoveNode(name, only_if_idle=if_idle, even_with_jobs=force))
     if session.output.is_json:
         session.output.document({"removed": name})
     session.output.note(f"{name} is no longer part of the cluster")
@@ -157,7 +151,7 @@ def drain(session: Session, name: str, reason: str) -> None:
 
     Running jobs continue. Undo with: ugro node resume NAME.
     """
-    session.client().drain(name, reason)
+    session.client().ask(DrainNode(name, reason))
     if session.output.is_json:
         session.output.document({"node": {"name": name, "drained": reason}})
     session.output.note(f"{name} takes no new jobs; undo with: ugro node resume {name}")
@@ -169,7 +163,7 @@ def drain(session: Session, name: str, reason: str) -> None:
 @pass_session
 def resume(session: Session, name: str) -> None:
     """Let a drained node take jobs again."""
-    session.client().resume(name)
+    session.client().ask(ResumeNode(name))
     if session.output.is_json:
         session.output.document({"node": {"name": name, "drained": None}})
     session.output.note(f"{name} takes jobs again")
@@ -189,7 +183,7 @@ def trust(session: Session, name: str, yes: bool, replace: bool) -> int:
     With --json there is no question: without --yes the key is printed and not accepted, with exit code 6.
     """
     client = session.client()
-    key = client.host_key(name)
+    key = client.ask(GetHostKey(name))
     if not key.is_trusted and session.output.is_json and not yes:
         session.output.document({"host_key": key})
         refusal = host_keys.changed(key) if key.is_changed and not replace else host_keys.unaccepted(key)
@@ -197,7 +191,7 @@ def trust(session: Session, name: str, yes: bool, replace: bool) -> int:
         return refusal.exit_code
     if not key.is_trusted:
         host_keys.ask(session.output, key, yes=yes, replace=replace)
-        key = client.trust(key, replace=replace)
+        key = client.ask(TrustHostKey(key.node, key.fingerprints, replace=replace))
     if session.output.is_json:
         session.output.document({"host_key": key})
     session.output.note(f"{name}: accepted host key of {key.address}: {', '.join(key.fingerprints)}")

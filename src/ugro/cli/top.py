@@ -23,7 +23,12 @@ from ugro.cli.top_view import SORTS, Group, Item, Seen, groups, headline, lines
 from ugro.cli.untrusted import TerminalFilter
 from ugro.client.client import Client
 from ugro.client.job_logs import LogChoice
+from ugro.features.alerts.operations import ListAlerts
+from ugro.features.services.operations import ListServices
+from ugro.features.training.operations import ListHeadlines
+from ugro.kernel.agent.operations import DrainNode, ResumeNode
 from ugro.kernel.jobs.model import FINAL_STATES, WAITING_STATES, Job, JobState
+from ugro.kernel.jobs.operations import CancelJob
 from ugro.kernel.support.errors import UgroError, Unreachable
 
 # --- keys -------------------------------------------------------------------------------------------------------------
@@ -224,10 +229,10 @@ def top(session: Session, interval: float, sort: str, once: bool) -> None:
 def look(client: Client) -> Seen:
     nodes = client.health()
     jobs = sorted(client.jobs.newest(_MOST_JOBS, states=_LIVE), key=_place)
-    alerts, _ = client.alerts(0)
+    alerts = client.ask(ListAlerts(limit=0)).alerts
     is_running = any(job.state is JobState.RUNNING for job in jobs)
-    found = {one.job: one for one in client.jobs.headlines()} if is_running else {}
-    services = client.services.listed()
+    found = {one.job: one for one in client.ask(ListHeadlines()).headlines} if is_running else {}
+    services = client.ask(ListServices()).services
     return Seen(client.agent().cluster_name, nodes, jobs, alerts, found, services)
 
 
@@ -269,11 +274,11 @@ class _Screen:
     def _done(self, act: Act) -> str:
         try:
             if act.kind == "cancel":
-                self._client.jobs.cancel(int(act.target))
+                self._client.ask(CancelJob(act.target))
             elif act.kind == "drain":
-                self._client.drain(act.target)
+                self._client.ask(DrainNode(act.target))
             else:
-                self._client.resume(act.target)
+                self._client.ask(ResumeNode(act.target))
         except UgroError as error:
             return f"error: {error}"
         return _DONE[act.kind].format(target=act.target)

@@ -1,1 +1,1 @@
-"""``ugro.Client``: how commands, scripts and notebooks reach an agent. Does not read the agent's state or files."""
+"""``ugro.Client``: how commands, scripts and notebooks reach an agent. Does not open the agent's database."""

@@ -1,4 +1,4 @@
-"""Which of some hosts are one machine: for ``ugro init``, which has no agent to decide that yet."""
+"""What needs no agent: allowances of cluster files, the nodes in one, and which hosts are one machine."""
 
 from __future__ import annotations
 

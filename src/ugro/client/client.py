@@ -6,15 +6,14 @@ Types that only some calls need are imported there: importing this module takes 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from ugro.client.http import Connection, lines
+from ugro.client.http import AgentGone, Connection, lines, trying_again
 from ugro.client.parts import Parts
-from ugro.client.reach import ANSWER_S, OwnAgent, OwnWish, Reach, absolute, chosen_reach
+from ugro.client.reach import ANSWER_S, OwnAgent, OwnWish, Reach, chosen_reach
 from ugro.features.exec.client import Ended as Ended
 from ugro.features.exec.client import OutputPiece as OutputPiece
 from ugro.features.exec.client import execute
@@ -26,15 +25,12 @@ from ugro.kernel.support.state_dir import StateDir
 if TYPE_CHECKING:
     from ugro.client.pulling import Pulled
     from ugro.client.tunnel import Tunnel
-    from ugro.features.alerts.model import Alert, Tried
     from ugro.features.batches.pool import Pool
+    from ugro.features.experiments.client import Experiments
+    from ugro.features.hardware.client import HardwareCalls
     from ugro.features.remote_access.client.master import Master
-    from ugro.kernel.access.model import AuditEntry
-    from ugro.kernel.agent.model import DashboardLink, Event, Finding
-    from ugro.kernel.files.model import Snapshot, SyncReport, SyncTotals, Tidied
-    from ugro.kernel.links.model import HostKey, NodeReport
-    from ugro.kernel.links.rules import Choice
-    from ugro.kernel.operations.request import Lines, Request
+    from ugro.kernel.links.model import Choice, NodeReport
+    from ugro.kernel.operations.request import Lines, Raw, Request
 
 A = TypeVar("A")
 T = TypeVar("T")
@@ -124,143 +120,35 @@ class Client(Parts):
         """For a cluster file that was found in a folder. Raises Unallowed."""
         self.reach.own("allowing a cluster file").require_allowed(path)
 
-    def use_cluster(self, path: Path | None) -> None:
-        self.reach.own("choosing a cluster file")
-        self._ask("PUT", "/v1/cluster", {"path": str(absolute(path)) if path else None})
-
-    def reload_cluster(self) -> AgentStatus:
-        """Makes the agent read the cluster file now; it would do so within a second."""
-        self._ask("POST", "/v1/cluster/reload")
-        return decode(AgentStatus, self._ask("GET", "/v1/agent"))
-
     # --- nodes -------------------------------------------------------------------------------------------------
 
     def health(self, nodes: Sequence[str] = ()) -> list[NodeReport]:
         """Probes the nodes now, all at once; ordered by name."""
         from ugro.kernel.links.model import by_name
+        from ugro.kernel.links.operations import CheckHealth
 
-        return sorted(self.iter_health(nodes), key=lambda report: by_name(report.name))
-
-    def iter_health(self, nodes: Sequence[str] = ()) -> Iterator[NodeReport]:
-        """Each node's report as soon as it arrives."""
-        from ugro.kernel.links.model import NodeReport
-
-        for document in lines(self._stream("GET", "/v1/health" + _query("node", nodes))):
-            yield decode(NodeReport, document)
+        return sorted(self.follow(CheckHealth(tuple(nodes))), key=lambda report: by_name(report.name))
 
     def best_node(self) -> Choice:
-        from ugro.kernel.links.rules import Choice
+        """The node that a job would get, and why."""
+        from ugro.kernel.links.operations import ChooseBestNode
 
-        return decode(Choice, self._ask("GET", "/v1/best"))
+        return self.ask(ChooseBestNode())
 
-    def add_node(self, name: str, **fields: Any) -> None:
-        self._ask("POST", "/v1/nodes", {"name": name, "fields": fields})
-
-    def remove_node(self, name: str, *, only_if_idle: bool = False, even_with_jobs: bool = False) -> None:
-        """Raises NotAllowed if a job runs there, unless ``even_with_jobs``.
-
-        ``only_if_idle``: raises NotAllowed also if a job left files that are not here yet.
-        """
-        wanted = ["only_if_idle=true"] * only_if_idle + ["even_with_jobs=true"] * even_with_jobs
-        self._ask("DELETE", f"/v1/nodes/{_quoted(name)}{'?' if wanted else ''}{'&'.join(wanted)}")
-
-    def drain(self, name: str, reason: str = "") -> None:
-        self._ask("POST", f"/v1/nodes/{_quoted(name)}/drain", {"reason": reason})
-
-    def resume(self, name: str) -> None:
-        self._ask("POST", f"/v1/nodes/{_quoted(name)}/resume")
-
-    # --- code --------------------------------------------------------------------------------------------------
-
-    def sync(
-        self, folder: Path | str = ".", nodes: Sequence[str] = (), *, dry_run: bool = False, force: bool = False
-    ) -> Iterator[Snapshot | SyncReport]:
-        """Sends a folder's code to nodes (default: all). Yields the snapshot, then reports until all are done."""
-        from ugro.kernel.files.model import Snapshot, SyncReport
-
-        body = {"folder": os.path.abspath(folder), "nodes": list(nodes), "dry_run": dry_run, "force": force}
-        for document in lines(self._stream("POST", "/v1/sync", body)):
-            if "snapshot" in document:
-                yield decode(Snapshot, document["snapshot"])
-            elif "node" in document:
-                yield decode(SyncReport, document["node"])
-
-    def sync_totals(self) -> SyncTotals:
-        from ugro.kernel.files.model import SyncTotals
-
-        return decode(SyncTotals, self._ask("GET", "/v1/sync"))
-
-    def tidy(self, nodes: Sequence[str] = (), *, everything: bool = False) -> list[Tidied]:
-        """Removes unused code above the limit, on the nodes and here; or all unused code."""
-        from ugro.kernel.files.model import Tidied
-
-        answer = self._ask("POST", "/v1/tidy", {"nodes": list(nodes), "everything": everything})
-        return [decode(Tidied, document) for document in answer["tidied"]]
-
-    def host_key(self, name: str, ssh_config: str | None = None) -> HostKey:
-        """Of a node, or of another host: NAME, USER@HOST or USER@HOST:PORT."""
-        from ugro.kernel.links.model import HostKey
-
-        query = _query("ssh_config", [ssh_config] if ssh_config else [])
-        return decode(HostKey, self._ask("GET", f"/v1/nodes/{_quoted(name)}/hostkey{query}"))
-
-    def trust(self, key: HostKey, *, replace: bool = False, ssh_config: str | None = None) -> HostKey:
-        """Accepts exactly this key."""
-        body = {"fingerprints": list(key.fingerprints), "replace": replace, "ssh_config": ssh_config}
-        return decode(type(key), self._ask("POST", f"/v1/nodes/{_quoted(key.node)}/hostkey", body))
-
-    def doctor(self, nodes: Sequence[str] = ()) -> Iterator[Finding]:
-        from ugro.kernel.agent.model import Finding
-
-        for document in lines(self._stream("GET", "/v1/doctor" + _query("node", nodes))):
-            yield decode(Finding, document)
-
-    def ssh_hosts(self, ssh_config: str | None = None) -> list[str]:
-        """The hosts in the user's ssh configuration."""
-        found = self._ask("GET", "/v1/ssh-hosts" + _query("ssh_config", [ssh_config] if ssh_config else []))
-        return [str(host) for host in found]
-
-    def examine(self, hosts: Sequence[str], ssh_config: str | None = None) -> Iterator[NodeReport]:
-        """Probes hosts, which need not be part of the cluster: NAME, USER@HOST or USER@HOST:PORT."""
-        from ugro.kernel.links.model import NodeReport
-
-        body = {"hosts": list(hosts), "ssh_config": ssh_config}
-        for document in lines(self._stream("POST", "/v1/examine", body)):
-            yield decode(NodeReport, document)
 
     # --- monitoring --------------------------------------------------------------------------------------------
-
-    def alerts(self, limit: int = 100) -> tuple[list[Alert], list[Event]]:
-        """Active alerts, and past events, the newest first."""
-        from ugro.features.alerts.model import Alert
-        from ugro.kernel.agent.model import Event
-
-        answer = self._ask("GET", f"/v1/alerts?limit={limit}")
-        return [decode(Alert, one) for one in answer["alerts"]], [decode(Event, one) for one in answer["events"]]
-
-    def audit(self, *, since_unix_s: float = 0, user: str | None = None, limit: int = 1000) -> list[AuditEntry]:
-        """Who did what: the newest entries, the oldest of them first."""
-        from ugro.kernel.access.model import AuditEntry
-
-        query = f"?limit={limit}&since={since_unix_s}" + (f"&user={_quoted(user)}" if user is not None else "")
-        return [decode(AuditEntry, one) for one in self._ask("GET", f"/v1/audit{query}")["audit"]]
-
-    def test_channels(self, channels: Sequence[str] = ()) -> list[Tried]:
-        """Sends a test message to channels (default: all)."""
-        from ugro.features.alerts.model import Tried
-
-        answer = self._ask("POST", "/v1/alerts/test", {"channels": list(channels)})
-        return [decode(Tried, one) for one in answer["channels"]]
-
-    def dashboard(self) -> DashboardLink:
-        """A link to the dashboard that works once, for some minutes."""
-        from ugro.kernel.agent.model import DashboardLink
-
-        return decode(DashboardLink, self._ask("POST", "/v1/dashboard"))
 
     def metrics_page(self) -> bytes:
         """The page that Prometheus scrapes."""
         return b"".join(self._stream("GET", "/metrics"))
+
+    # --- experiments -------------------------------------------------------------------------------------------
+
+    @property
+    def experiments(self) -> Experiments:
+        from ugro.features.experiments.client import Experiments
+
+        return Experiments(self)
 
     # --- results -----------------------------------------------------------------------------------------------
 
@@ -272,6 +160,12 @@ class Client(Parts):
 
         _, made = arrived(self, job, attempt, lambda made: self.reach.wait(f"the results of job {made.job}"))
         return pull(self, made, Path(target), is_forced=force, on_progress=lambda done: None)
+
+    @property
+    def hardware(self) -> HardwareCalls:
+        from ugro.features.hardware.client import HardwareCalls
+
+        return HardwareCalls(self)
 
     # --- many items --------------------------------------------------------------------------------------------
 
@@ -317,25 +211,21 @@ class Client(Parts):
     ) -> Generator[OutputPiece | Ended, None, None]:
         """Runs a command on nodes (names, ``@all``, ``@label``). Yields output as it arrives, then how each ended.
 
-        Closing the iterator, or the end of this process, stops the command on all nodes. ``cancel`` takes the ``key``.
+        Closing the iterator, or the end of this process, stops the command on all nodes. ``EndCommand(key)`` does, too.
         """
         return execute(self._stream, nodes, argv, cwd=cwd, env=env, key=key)
-
-    def cancel(self, key: str) -> None:
-        """Stops a running ``exec``, whose iterator then reports how it ended on each node."""
-        connection = self.connection()
-        try:
-            connection.ask("DELETE", f"/v1/exec/{_quoted(key)}", timeout_s=ANSWER_S)
-        finally:
-            connection.close()
 
     # --- the connection ----------------------------------------------------------------------------------------
 
     def ask(self, asked: Request[A], *, timeout_s: float = ANSWER_S) -> A:
-        """Asks the agent, and returns its answer."""
-        content = self._ask(*asked.to_wire(), timeout_s=timeout_s)
-        found: A = asked.read(content)
-        return found
+        """Asks the agent, and returns its answer. Asks again if the agent ends meanwhile, where that is safe."""
+        for _ in trying_again():
+            try:
+                return asked.read(self._ask(*asked.to_wire(), timeout_s=timeout_s))
+            except AgentGone:
+                if not asked.operation.can_repeat:
+                    raise
+        raise AssertionError("trying_again ends with an error")
 
     def follow(self, asked: Request[Lines[T]], *, timeout_s: float | None = ANSWER_S) -> Iterator[T]:
         """Yields the documents of an answer as they arrive."""
@@ -349,16 +239,6 @@ class Client(Parts):
     def _stream(self, method: str, path: str, body: Any = None, *, timeout_s: float | None = ANSWER_S) -> Any:
         return self.reach.stream(method, path, body, timeout_s=timeout_s)
 
-    def streamed(self, method: str, path: str, body: Any = None) -> Iterator[bytes]:
-        """The content of an answer, as it arrives."""
-        return self.reach.stream(method, path, body)
-
-
-def _query(key: str, values: Sequence[str]) -> str:
-    return "?" + "&".join(f"{key}={_quoted(value)}" for value in values) if values else ""
-
-
-def _quoted(text: str) -> str:
-    """For a part of a URL."""
-    plain = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-._~"
-    return "".join(chr(byte) if byte in plain else f"%{byte:02X}" for byte in text.encode("utf-8", "surrogateescape"))
+    def streamed(self, asked: Request[Raw], *, timeout_s: float | None = ANSWER_S) -> Iterator[bytes]:
+        """Yields the content of an answer as it arrives."""
+        return self.reach.stream(*asked.to_wire(), timeout_s=timeout_s)

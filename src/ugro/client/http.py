@@ -15,9 +15,10 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
-from urllib.parse import quote
 
-from ugro.kernel.support.errors import ConfigError, NotFound, UgroError, Unreachable, error_from_wire
+from ugro.kernel.operations.request import part_of
+from ugro.kernel.support.codec import dumps
+from ugro.kernel.support.errors import ConfigError, UgroError, Unreachable, error_from_wire
 
 # --- account ----------------------------------------------------------------------------------------------------------
 # The account of this process.
@@ -227,7 +228,7 @@ class _BrokenOffError(Exception):
 
 
 def _request(method: str, path: str, body: Any, headers: Mapping[str, str]) -> bytes:
-    content = b"" if body is None else json.dumps(body).encode()
+    content = b"" if body is None else dumps(body).encode()
     length = {} if PIECEWISE.keys() <= headers.keys() else {"Content-Length": str(len(content))}
     fields = {"Host": "ugro", "Content-Type": "application/json", **length, **headers}
     head = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
@@ -299,26 +300,9 @@ def _error(status: int, content: bytes) -> UgroError:
 # The path of a request about something that a user has named.
 
 
-# What the things below a path are called, and the command that lists them.
-_KINDS = {
-    "environments": ("environment", "ugro env ls"),
-    "hooks": ("hook", "ugro hooks ls"),
-    "jobs": ("job", "ugro status"),
-    "nodes": ("node", "ugro node ls"),
-    "ray-clusters": ("Ray cluster", "ugro cluster status --all"),
-    "services": ("service", "ugro serve ls"),
-    "sweeps": ("sweep", "ugro sweep ls"),
-    "tokens": ("token", "ugro token ls"),
-}
-
-
 def path_of(kind: str, word: str | int) -> str:
     """Raises NotFound for a word that would lead to another path: nothing has such a name."""
-    text = str(word)
-    if text in ("", ".", "..") or "/" in text:
-        what, lists = _KINDS[kind]
-        raise NotFound(f"there is no {what} {text!r:.80}", hint=f"see: {lists}")
-    return f"/v1/{kind}/{quote(text, safe='')}"
+    return f"/v1/{kind}/{part_of(kind, word)}"
 
 
 # --- retrying ---------------------------------------------------------------------------------------------------------
@@ -369,7 +353,8 @@ def text_of(file: Path, what: str) -> str:
 # --- variables --------------------------------------------------------------------------------------------------------
 # Environment variables of this process that the agent asks for, because a job names them without a value.
 #
-# An agent of somebody else gets only those that the command names: ``remote/offer.py`` refuses all others before this.
+# An agent of somebody else gets only those that the command names: all others were refused before this (see
+# ``features/remote_access/client/offer.py``).
 
 
 def asked_for(needs: Iterable[str], env: Mapping[str, str] | None) -> dict[str, str]:

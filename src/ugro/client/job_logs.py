@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
-from urllib.parse import urlencode
+from typing import TYPE_CHECKING, Literal
 
 from ugro.client.http import AgentGone, path_of, trying_again
 from ugro.kernel.jobs.model import Job, JobState
+from ugro.kernel.jobs.operations import StreamJobLogs
 from ugro.kernel.support.codec import decode
 from ugro.kernel.support.errors import error_from_wire
 from ugro.node import wire
 
-Stream = Callable[..., Iterable[bytes]]
+if TYPE_CHECKING:
+    from ugro.client.client import Client
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,7 @@ class LogChoice:
 class Following:
     """Reads the logs of one job over several connections: each continues where the last one broke."""
 
-    stream: Stream
+    client: Client
     job: str | int
     choice: LogChoice
     with_moves: bool = False
@@ -66,7 +67,7 @@ class Following:
     def _over_one_connection(self) -> Iterator[Job | LogPiece]:
         decoder = wire.Decoder()
         streams: dict[int, LogPiece] = {}
-        for content in self.stream("GET", f"{job_path(self.job)}/logs?{urlencode(self._query())}", timeout_s=None):
+        for content in self.client.streamed(self._asked(), timeout_s=None):
             for kind, number, payload in decoder.feed(content):
                 if kind == wire.RESULT:
                     yield from self._moved(decode(Job, wire.parse(payload)))
@@ -95,19 +96,24 @@ class Following:
         self._positions[place] += len(content)
         return piece
 
-    def _query(self) -> list[tuple[str, str]]:
-        choice = self.choice
-        query = [("rank", str(rank)) for rank in choice.ranks] + [("node", node) for node in choice.nodes]
-        query += [("follow", str(choice.follow).lower()), ("moves", str(self.with_moves).lower())]
+    def _asked(self) -> StreamJobLogs:
+        choice, attempt, first = self.choice, None, None
         if isinstance(choice.attempt, int):
-            query.append(("attempt", str(choice.attempt)))
+            attempt = choice.attempt
         elif self._from_attempt is not None or choice.attempt == "all":
-            query.append(("from_attempt", str(self._from_attempt or 1)))
-        if choice.since_unix_s is not None:
-            query.append(("since", str(choice.since_unix_s)))
-        if choice.tail is not None:
-            query.append(("tail", str(choice.tail)))
-        return query + [("at", f"{attempt}.{rank}:{at}") for (attempt, rank), at in self._positions.items()]
+            first = self._from_attempt or 1
+        return StreamJobLogs(
+            str(self.job),
+            tuple(choice.ranks),
+            tuple(choice.nodes),
+            attempt=attempt,
+            from_attempt=first,
+            since=choice.since_unix_s,
+            tail=choice.tail,
+            follow=choice.follow,
+            moves=self.with_moves,
+            at=tuple(f"{number}.{rank}:{at}" for (number, rank), at in self._positions.items()),
+        )
 
 
 def job_path(job: str | int) -> str:

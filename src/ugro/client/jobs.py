@@ -9,64 +9,59 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import replace
+from itertools import chain, repeat
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
-from urllib.parse import quote, urlencode
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, overload
+from urllib.parse import urlencode
 
 from ugro.client.http import AgentGone, account, asked_for, lines, trying_again
-from ugro.client.job_logs import Following, LogChoice, LogPiece, job_path, step_of
-from ugro.features.experiments.model import Note
+from ugro.client.job_logs import Following, LogChoice, LogPiece, step_of
 from ugro.kernel.agent.model import Event
-from ugro.kernel.jobs.model import Attempt, Folder, Job, JobSpec, JobState, Origin
+from ugro.kernel.jobs.model import Job, JobState, Origin
+from ugro.kernel.jobs.operations import (
+    FolderRead,
+    FolderReading,
+    GetJob,
+    ListEvents,
+    ListJobs,
+    PlanJob,
+    Planned,
+    ReadFolders,
+    Submit,
+    SubmitJob,
+    SubmitJobs,
+    Submitted,
+    WaitForJob,
+)
+from ugro.kernel.operations.request import Needs, Request
 from ugro.kernel.support.codec import decode
-from ugro.kernel.support.errors import TimedOut, UsageError
+from ugro.kernel.support.errors import TimedOut, UgroError, UsageError
 
 if TYPE_CHECKING:
     from typing import Unpack
 
+    from ugro.client.client import Client
     from ugro.client.job_keys import JobKeys
-    from ugro.features.training.model import Headline, JobEnergy, JobProfile, TraceFile, TraceRequest
-    from ugro.kernel.files.model import JobResults
+    from ugro.features.experiments.model import Note
+    from ugro.features.training.model import Headline
     from ugro.kernel.jobs.records import DryRun
+    from ugro.kernel.operations.request import Request
 
 
+A = TypeVar("A")
 Ask = Callable[..., Any]
 
 _MOST_JOBS = 1_000_000
 _PAGE = 500  # jobs per request, so that the agent can answer others in between
 _LATE_S = 30.0
-_WITHDRAW_S = 10.0
-
-
-@dataclass(frozen=True, slots=True)
-class Details:
-    job: Job
-    attempts: tuple[Attempt, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Fact:
-    key: str
-    values: tuple[str | None, ...]  # one per job, in order; None if it has none
-
-    @property
-    def is_same(self) -> bool:
-        return len(set(self.values)) == 1
-
-
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    jobs: tuple[Job, ...]
-    rows: tuple[Fact, ...]
 
 
 class Jobs:
     """Created by ``Client``."""
 
-    def __init__(self, ask: Ask, stream: Ask) -> None:
-        self._ask_once = ask
-        self._stream = stream
+    def __init__(self, client: Client) -> None:
+        self._client = client
 
     # --- submitting --------------------------------------------------------------------------------------------
 
@@ -93,26 +88,18 @@ class Jobs:
         Calls with the same ``key`` (any text of yours) submit one job. ``origin`` says where the code comes from.
         ``options`` are as the command line's, and errors name them as it does. Raises ConfigError for what is wrong.
         """
-        body = {**_body(job, (fields, keys), options, key), "force": force}
-        answer = self._submit("/v1/jobs", {**body, "origin": asdict(origin) if origin else None})
-        return decode(Job, answer["job"])
+        asked = _submission(SubmitJob, job, (fields, keys), options, key=key, force=force, origin=origin)
+        return self._settled(asked).job
 
     def submit_many(self, jobs: Iterable[Mapping[str, Any]], *, keys: Sequence[str] = ()) -> list[Job]:
         """Submits many jobs, each a mapping of keys as ``submit`` takes it: all of them, or on an error none."""
-        common = {**body_of(None, None, None), "as_options": False}
-        bodies = [{**common, "key": new_key(), "fields": _plain_keys(keys)} for keys in jobs]
-        for body, key in zip(bodies, keys, strict=False):
-            body["key"] = key
-        answer = self._ask("POST", "/v1/jobs/batch", {"jobs": bodies})
-        return [decode(Job, document) for document in answer["jobs"]]
-
-    def withdraw(self, key: str) -> Job | None:
-        """Withdraws a ``submit`` or ``retry`` with this key that was interrupted: it submits nothing from now on.
-
-        Returns its job if it was recorded before: that job continues.
-        """
-        answer = self._ask("DELETE", f"/v1/submissions/{quote(key, safe='')}", timeout_s=_WITHDRAW_S)
-        return decode(Job, answer["job"]) if answer["job"] else None
+        named = chain(keys, repeat(None))
+        common = _submit(Submit, None, {}, None, as_options=False)
+        wanted = [
+            replace(common, key=key or new_key(), fields=_plain_keys(fields))
+            for fields, key in zip(jobs, named, strict=False)
+        ]
+        return list(self._client.ask(SubmitJobs(tuple(wanted))).jobs)
 
     def dry_run(
         self,
@@ -124,48 +111,44 @@ class Jobs:
         **keys: Unpack[JobKeys],
     ) -> DryRun:
         """Returns the plan of the job if it were submitted now, given as to ``submit``. Nothing is submitted."""
-        from ugro.kernel.jobs.records import DryRun  # rarely needed
+        asked = _submission(PlanJob, job, (fields, keys), options, force=force)
+        return self._settled(asked).dry_run
 
-        answer = self._submit("/v1/jobs/plan", {**_body(job, (fields, keys), options, None), "force": force})
-        return decode(DryRun, answer["dry_run"])
-
-    def retry(
-        self, job: str | int, *, key: str | None = None, exact: bool = False, put_back: bool | None = None
-    ) -> Job:
-        """Runs an ended job again: a new job with the same spec. ``exact``: fails unless its code is still stored.
-
-        After a failure it finds the files that the job made in its working directory, unless ``put_back`` is False.
-        """
-        body = {"key": key or new_key(), "user": account(), "exact": exact, "put_back": put_back}
-        return decode(Job, self._ask("POST", f"{job_path(job)}/retry", body))
-
-    def cancel(self, job: str | int) -> Job:
-        return decode(Job, self._ask("POST", f"{job_path(job)}/cancel"))
-
-    def _submit(self, path: str, body: dict[str, Any]) -> Any:
-        answer = self._ask("POST", path, body)
-        if "needs" in answer:
-            answer = self._ask("POST", path, {**body, "env": asked_for(answer["needs"], None)})
+    @overload
+    def _settled(self, asked: SubmitJob) -> Submitted: ...
+    @overload
+    def _settled(self, asked: PlanJob) -> Planned: ...
+    def _settled(self, asked: SubmitJob | PlanJob) -> Submitted | Planned:
+        """With the values of the variables that the agent needs for it, and of no others."""
+        wanted: Request[Any] = asked
+        answer: Submitted | Planned | Needs = self._client.ask(wanted)
+        if isinstance(answer, Needs):
+            again: Request[Any] = replace(asked, env=asked_for(answer.needs, None))
+            answer = self._client.ask(again)
+        if isinstance(answer, Needs):
+            raise UgroError("the agent asks for the same variables again", hint="see: ugro agent logs")
         return answer
 
     def _ask(self, method: str, path: str, body: Any = None, **limits: float) -> Any:
         """Asks again if the agent ends meanwhile: all these requests can be repeated safely."""
         for _ in trying_again():
             with contextlib.suppress(AgentGone):
-                return self._ask_once(method, path, body, **limits)
+                return self._client.reach.ask(method, path, body, **limits)
         return None
+
+    def _asked(self, asked: Request[A]) -> A:
+        return asked.read(self._ask(*asked.to_wire()))
 
     # --- reading -----------------------------------------------------------------------------------------------
 
     def newest(self, limit: int | None = 50, *, states: Iterable[JobState] = ()) -> list[Job]:
         """The newest first; without a limit, all."""
-        wanted, found = [("state", state.value) for state in states], list[Job]()
+        found = list[Job]()
         left = _MOST_JOBS if limit is None else limit
         while left > 0:
             size = min(left, _PAGE)
-            cursor = [("before", str(found[-1].id))] if found else []
-            query = urlencode([("limit", str(size)), *wanted, *cursor])
-            page = [decode(Job, document) for document in self._ask("GET", f"/v1/jobs?{query}")["jobs"]]
+            before = found[-1].id if found else None
+            page = self._client.ask(ListJobs(size, tuple(states), before)).jobs
             found += page
             # A page may be short because a job in it cannot be read.
             left = left - len(page) if page and size == _PAGE else 0
@@ -173,74 +156,13 @@ class Jobs:
 
     def get(self, job: str | int) -> Job:
         """By id, by name (the newest of that name), or ``last``."""
-        return self.details(job).job
-
-    def details(self, job: str | int) -> Details:
-        """With all its attempts, and how each failed."""
-        return decode(Details, self._ask("GET", job_path(job)))
-
-    def file(self, job: str | int) -> str:
-        """As a job file, to edit and submit; values that look secret are left out."""
-        return str(self._ask("GET", f"{job_path(job)}/file")["file"])
-
-    def why(self, job: str | int) -> dict[str, Any]:
-        answer: dict[str, Any] = self._ask("GET", f"{job_path(job)}/why")
-        return answer
-
-    def results(
-        self, job: str | int, *, attempt: int | None = None, all_files: bool = False
-    ) -> tuple[Job, JobResults]:
-        """The job, and the results of its newest attempt or of another; with the names of 1,000 files, or of all."""
-        from ugro.kernel.files.model import JobResults
-
-        asked = [f"attempt={attempt}"] * (attempt is not None) + ["all_files=true"] * all_files
-        answer = self._ask("GET", f"{job_path(job)}/results{'?' if asked else ''}{'&'.join(asked)}")
-        return decode(Job, answer["job"]), decode(JobResults, answer["results"])
-
-    def brief_results(self, job: str | int) -> JobResults:
-        """How many files are here and on the nodes, without their names: fast, and asks no node."""
-        from ugro.kernel.files.model import JobResults
-
-        return decode(JobResults, self._ask("GET", f"{job_path(job)}/results/brief")["results"])
-
-    def fetch_results(
-        self, job: str | int, patterns: Sequence[str] = (), *, attempt: int | None = None
-    ) -> tuple[Job, JobResults]:
-        """Starts to fetch files that were left on the nodes: all, or those that match. ``results`` shows progress."""
-        from ugro.kernel.files.model import JobResults
-
-        body = {"patterns": list(patterns), "attempt": attempt}
-        answer = self._ask("POST", f"{job_path(job)}/results/fetch", body)
-        return decode(Job, answer["job"]), decode(JobResults, answer["results"])
-
-    def profile(
-        self, job: str | int, *, attempt: int | None = None, steps: int | None = None
-    ) -> tuple[Job, JobProfile]:
-        """Where the time of its newest steps goes; raises NotFound while it has reported no steps."""
-        from ugro.features.training.model import JobProfile
-
-        query = urlencode({key: value for key, value in (("attempt", attempt), ("steps", steps)) if value})
-        answer = self._ask("GET", f"{job_path(job)}/profile?{query}")
-        return decode(Job, answer["job"]), decode(JobProfile, answer["profile"])
-
-    def energy(self, job: str | int) -> JobEnergy | None:
-        """What its devices used, and what that costs; None if nothing was measured."""
-        from ugro.features.training.model import JobEnergy
-
-        found = self._ask("GET", f"{job_path(job)}/energy")["energy"]
-        return None if found is None else decode(JobEnergy, found)
+        return self._client.ask(GetJob(str(job))).job
 
     def headline(self, job: str | int) -> Headline:
         """How far it is, how long it still takes, its loss, its speed, the use of its devices."""
-        from ugro.features.training.model import Headline
+        from ugro.features.training.operations import GetJobHeadline
 
-        return decode(Headline, self._ask("GET", f"{job_path(job)}/headline")["headline"])
-
-    def headlines(self) -> list[Headline]:
-        """Of the newest running jobs."""
-        from ugro.features.training.model import Headline
-
-        return [decode(Headline, one) for one in self._ask("GET", "/v1/headlines")["headlines"]]
+        return self._asked(GetJobHeadline(str(job))).headline
 
     def loss(self, job: str | int, bins: int) -> list[float | None]:
         """Its loss, in at most so many bins; empty if it logs none."""
@@ -255,37 +177,11 @@ class Jobs:
         newest = max(curves, key=lambda one: (one["attempt"], -one["rank"]), default=None)
         return list(newest["means"]) if newest else []
 
-    def trace(self, job: str | int, steps: int, *, key: str | None = None) -> TraceRequest:
-        """Asks every rank of a running training to record its next steps; see ``traces``."""
-        from ugro.features.training.model import TraceRequest
-
-        body = {"key": key or new_key(), "steps": steps}
-        return decode(TraceRequest, self._ask("POST", f"{job_path(job)}/trace", body))
-
-    def traces(self, job: str | int, *, attempt: int | None = None) -> tuple[Job, tuple[TraceFile, ...]]:
-        """The traces that were collected."""
-        from ugro.features.training.model import TraceFile
-
-        query = "" if attempt is None else f"?attempt={attempt}"
-        answer = self._ask("GET", f"{job_path(job)}/traces{query}")
-        return decode(Job, answer["job"]), tuple(decode(TraceFile, one) for one in answer["traces"])
-
-    def advice(self, spec: JobSpec, *, nodes: Sequence[str] = (), before: int | None = None) -> str | None:
-        """Who lacks what the job ``before`` imports, or what the last job of that name shows about using all nodes."""
-        wanted = [("name", spec.name), *(("node", node) for node in nodes)]
-        wanted += [("least", str(spec.resources.min_nodes)), ("most", str(spec.resources.max_nodes))]
-        wanted += [] if before is None else [("before", str(before))]
-        note = self._ask("GET", f"/v1/advice?{urlencode(wanted)}")["note"]
-        return None if note is None else str(note)
-
-    def compare(self, jobs: Sequence[str | int]) -> Comparison:
-        """Two or more jobs, fact by fact: command, environment, code and results."""
-        query = urlencode([("job", str(job)) for job in jobs])
-        return decode(Comparison, self._ask("GET", f"/v1/compare?{query}"))
-
     def note(self, job: str | int) -> Note:
         """The note and tags of a job."""
-        return decode(Note, self._ask("GET", f"{job_path(job)}/notes")["note"])
+        from ugro.features.experiments.operations import GetJobNote
+
+        return self._asked(GetJobNote(str(job))).note
 
     def set_note(
         self,
@@ -297,13 +193,10 @@ class Jobs:
         remove: Sequence[str] = (),
     ) -> Note:
         """None leaves a part as it is. ``tags`` replaces all tags; ``add`` and ``remove`` keep the others."""
-        body = {"text": text, "tags": None if tags is None else list(tags), "add": list(add), "remove": list(remove)}
-        return decode(Note, self._ask("PUT", f"{job_path(job)}/notes", body)["note"])
+        from ugro.features.experiments.operations import ChangeJobNote
 
-    def remove_results(self, job: str | int) -> tuple[Job, tuple[str, ...]]:
-        """Deletes the results here and on the nodes, and keeps the logs. Also returns what failed."""
-        answer = self._ask("DELETE", f"{job_path(job)}/results")
-        return decode(Job, answer["job"]), tuple(answer["problems"])
+        all_tags = None if tags is None else tuple(tags)
+        return self._asked(ChangeJobNote(str(job), text, all_tags, tuple(add), tuple(remove))).note
 
     # --- following ---------------------------------------------------------------------------------------------
 
@@ -313,8 +206,9 @@ class Jobs:
         seen: Job | None = None
         for again in trying_again():
             left_s = None if timeout_s is None else max(0.0, deadline - time.monotonic())
+            asked = WaitForJob(str(seen.id if seen else job), left_s)
             try:
-                for found in self._moves(seen.id if seen else job, left_s):
+                for found in self._client.follow(asked, timeout_s=None if left_s is None else left_s + _LATE_S):
                     again()
                     if seen is None or step_of(found) != step_of(seen):
                         seen = found
@@ -332,14 +226,14 @@ class Jobs:
 
     def logs(self, job: str | int, choice: LogChoice | None = None) -> Iterator[LogPiece]:
         """Yields what the ranks wrote, as it arrives."""
-        following = Following(self._stream, job, choice or LogChoice())
+        following = Following(self._client, job, choice or LogChoice())
         return (one for one in following.pieces() if isinstance(one, LogPiece))
 
     def follow(self, job: str | int, *, ranks: Sequence[int] = ()) -> Iterator[Job | LogPiece]:
         """Yields the job after each change, and what its ranks write, from the start. The last item is the ended
         job."""
         choice = LogChoice(ranks=ranks, attempt="all", follow=True)
-        return Following(self._stream, job, choice, with_moves=True).pieces()
+        return Following(self._client, job, choice, with_moves=True).pieces()
 
     def events(
         self,
@@ -350,15 +244,11 @@ class Jobs:
         follow: bool = False,
     ) -> Iterator[Event]:
         """Yields events, the oldest first."""
-        query: dict[str, Any] = {"follow": str(follow).lower()}
-        if job is not None:
-            query["job"] = self.get(job).id  # stays the same job, also for ``last``
-        if since_unix_s is not None:
-            query["since"] = since_unix_s
+        word = None if job is None else str(self.get(job).id)  # stays the same job, also for ``last``
         for again in trying_again():
+            asked = ListEvents(after, word, since_unix_s, follow)
             try:
-                for document in lines(self._live(f"/v1/events?{urlencode({**query, 'after': after})}")):
-                    event = decode(Event, document)
+                for event in self._client.follow(asked, timeout_s=None):
                     after = event.seq
                     again()
                     yield event
@@ -366,34 +256,27 @@ class Jobs:
                 continue
             return
 
-    def _moves(self, job: str | int, timeout_s: float | None) -> Iterator[Job]:
-        query = "" if timeout_s is None else f"?timeout_s={timeout_s}"
-        silence_s = None if timeout_s is None else timeout_s + _LATE_S
-        for document in lines(self._stream("GET", f"{job_path(job)}/wait{query}", timeout_s=silence_s)):
-            yield decode(Job, document)
 
-    def _live(self, path: str) -> Iterator[bytes]:
-        stream: Iterator[bytes] = self._stream("GET", path, timeout_s=None)
-        return stream
+S = TypeVar("S", bound=Submit)
 
 
 def body_of(file: Path | None, fields: Mapping[str, Any] | None, key: str | None) -> dict[str, Any]:
-    return {
-        "key": key or new_key(),
-        "user": account(),
-        "file": str(file.absolute()) if file else None,
-        "fields": dict(fields or {}),
-        "as_options": True,
-        "here": os.getcwd(),
-    }
+    body = _submit(SubmitJob, file, fields, key).to_wire()[2]
+    assert body is not None
+    return body
 
 
-def _body(
-    job: Any,
-    given: Iterable[Mapping[str, Any] | None],
-    options: Mapping[str, Any] | None,
-    key: str | None,
-) -> dict[str, Any]:
+def _submit(
+    kind: type[S], file: Path | None, fields: Mapping[str, Any] | None, key: str | None, **more: Any
+) -> S:
+    path = file.absolute() if file else None
+    return kind(account(), key or new_key(), path, dict(fields or {}), Path.cwd(), **{"as_options": True, **more})
+
+
+def _submission(
+    kind: type[S], job: Any, given: Iterable[Mapping[str, Any] | None], options: Mapping[str, Any] | None,
+    *, key: str | None = None, **more: Any,
+) -> S:  # fmt: skip
     if job is not None and not isinstance(job, str | os.PathLike | Mapping):
         hint = 'such as "job.yaml", or {"script": "train.py"}; keys can be keyword arguments, too'
         raise UsageError(f"expected the path of a job file or a mapping of its keys, got {job!r:.80}", hint=hint)
@@ -405,8 +288,14 @@ def _body(
             if value == {}:
                 continue
             found[name] = {**known, **value} if isinstance(known, dict) and isinstance(value, dict) else value
-    body = body_of(file, {**found, **(options or {})}, key)
-    return {**body, "as_options": not found}
+    return _submit(kind, file, {**found, **(options or {})}, key, as_options=not found, **more)
+
+
+def read_folders(
+    client: Client, file: Path | None, fields: Mapping[str, Any]
+) -> Iterator[FolderReading | FolderRead]:
+    """Reads the folders of such a job as they are now. A job that is submitted next finds them read."""
+    return client.follow(_submit(ReadFolders, file, fields, None))
 
 
 def _plain_keys(keys: Any) -> dict[str, Any]:
@@ -484,33 +373,3 @@ class Asking:
                         return
             except AgentGone:
                 continue
-
-
-# --- folders ----------------------------------------------------------------------------------------------------------
-# ``client.folders``: reads the folders of a job before it is submitted, so that one can see how far it is.
-
-
-@dataclass(frozen=True, slots=True)
-class FolderReading:
-    """How much of a folder was read; of what was read before, nothing is read again."""
-
-    path: str
-    bytes: int
-    total: int
-
-
-class Folders:
-    """Created by ``Client``."""
-
-    def __init__(self, stream: Ask) -> None:
-        self._stream = stream
-
-    def read(
-        self, file: Path | None = None, *, fields: Mapping[str, Any] | None = None
-    ) -> Iterator[FolderReading | Folder]:
-        """The folders of such a job, stored as they are now; a job that is submitted next finds them read."""
-        for document in lines(self._stream("POST", "/v1/folders", body_of(file, fields, None))):
-            if "folder" in document:
-                yield decode(Folder, document["folder"])
-            else:
-                yield FolderReading(document["reading"], document["bytes"], document["total"])

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ugro.client.http import AgentGone, Connection
+from ugro.kernel.agent.operations import StopAgent
 from ugro.kernel.support.errors import (
     ConfigError,
     NotAllowed,
@@ -352,9 +353,8 @@ def stop(home: StateDir, connection: Connection, pid: int | None, *, only_if_idl
 
 
 def _ask_to_stop(home: StateDir, connection: Connection, pid: int | None, *, only_if_idle: bool) -> bool:
-    path = f"/v1/agent/stop?only_if_idle={str(only_if_idle).lower()}" + (f"&pid={pid}" if pid else "")
     try:
-        connection.ask("POST", path, timeout_s=STATUS_S)
+        connection.ask(*StopAgent(pid, only_if_idle).to_wire(), timeout_s=STATUS_S)
     except (AgentGone, NotFound):
         return False
     except Unreachable as error:

@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
     from ugro.client.agent_calls import Backups, Stores
-    from ugro.client.jobs import Folders, Jobs
+    from ugro.client.client import Client
+    from ugro.client.jobs import Jobs
     from ugro.client.reach import Reach
-    from ugro.features.discovery.client import ClusterFiles, DiscoveryCalls
-    from ugro.features.environments.client import Environments
-    from ugro.features.experiments.client import Experiments
-    from ugro.features.hardware.client import HardwareCalls
-    from ugro.features.hooks.client import HookCalls
     from ugro.features.planning.client import Planning
-    from ugro.features.power.client import PowerCalls
-    from ugro.features.quotas.client import UsageCalls
-    from ugro.features.ray.client import RayClusterCalls
     from ugro.features.recipes.client import Recipes
-    from ugro.features.safe_mode.client import SafeModeCalls
     from ugro.features.services.client import ServiceCalls
     from ugro.features.sweeps.client import Sweeps
 
@@ -33,7 +25,7 @@ class Parts:
     def jobs(self) -> Jobs:
         from ugro.client.jobs import Jobs
 
-        return Jobs(self._ask, self._stream)
+        return Jobs(cast("Client", self))
 
     @property
     def planning(self) -> Planning:
@@ -46,18 +38,6 @@ class Parts:
         from ugro.features.sweeps.client import Sweeps
 
         return Sweeps(self._ask, self._stream)
-
-    @property
-    def experiments(self) -> Experiments:
-        from ugro.features.experiments.client import Experiments
-
-        return Experiments(self._ask, self._stream)
-
-    @property
-    def folders(self) -> Folders:
-        from ugro.client.jobs import Folders
-
-        return Folders(self._stream)
 
     @property
     def services(self) -> ServiceCalls:
@@ -84,57 +64,3 @@ class Parts:
 
         own = self.reach.own("finding or moving the agent's state")
         return Stores(own.home, own.on_wait)
-
-    @property
-    def safe_mode(self) -> SafeModeCalls:
-        from ugro.features.safe_mode.client import SafeModeCalls
-
-        return SafeModeCalls(self._ask)
-
-    @property
-    def hardware(self) -> HardwareCalls:
-        from ugro.features.hardware.client import HardwareCalls
-
-        return HardwareCalls(self._ask, self._stream)
-
-    @property
-    def cluster_files(self) -> ClusterFiles:
-        from ugro.features.discovery.client import ClusterFiles
-
-        return ClusterFiles(self._ask)
-
-    @property
-    def environments(self) -> Environments:
-        from ugro.features.environments.client import Environments
-
-        return Environments(self._ask, self._stream)
-
-    @property
-    def ray_clusters(self) -> RayClusterCalls:
-        from ugro.features.ray.client import RayClusterCalls
-
-        return RayClusterCalls(self._ask, self._stream)
-
-    @property
-    def power(self) -> PowerCalls:
-        from ugro.features.power.client import PowerCalls
-
-        return PowerCalls(self._ask)
-
-    @property
-    def hooks(self) -> HookCalls:
-        from ugro.features.hooks.client import HookCalls
-
-        return HookCalls(self._ask)
-
-    @property
-    def usage(self) -> UsageCalls:
-        from ugro.features.quotas.client import UsageCalls
-
-        return UsageCalls(self._ask)
-
-    @property
-    def discovery(self) -> DiscoveryCalls:
-        from ugro.features.discovery.client import DiscoveryCalls
-
-        return DiscoveryCalls(self._ask, self._stream)

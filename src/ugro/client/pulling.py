@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 from urllib.parse import unquote_to_bytes
 
-from ugro.client.http import AgentGone, lines, path_of, trying_again
+from ugro.client.http import AgentGone, trying_again
 from ugro.kernel.files.model import JobResults, Part, ResultState
+from ugro.kernel.files.operations import FileEntry, GetJobResults, ListResultFiles, ReadResultFiles, WantedFile
 from ugro.kernel.jobs.model import Job
 from ugro.kernel.support.errors import NotAllowed, UgroError, error_from_wire
 from ugro.node import wire
@@ -74,7 +75,8 @@ class RemoteResults:
 
     def pull(self, target: bytes, *, is_forced: bool) -> Pulled:
         """Raises Conflict, OSError, UgroError."""
-        files = [_placed(one, target) for one in lines(self._stream("GET", "files", None))]
+        listed = self.client.follow(ListResultFiles(str(self.job), self.attempt or None))
+        files = [_placed(one, target) for one in listed]
         there = [one for one in files if os.path.lexists(one.to)]
         same = self._same([one for one in there if _is_of_size(one)])
         differing = [one.to for one in there if one.name not in same]
@@ -140,13 +142,9 @@ class RemoteResults:
         self, files: Sequence[tuple[str, int]], *, only_hash: bool = False
     ) -> Iterator[tuple[str, bytes, dict[str, Any] | None]]:
         """A piece of a file, or at its end what is known of it."""
-        body = {
-            "files": [{"name": name, "offset": offset} for name, offset in files],
-            "attempt": self.attempt or None,
-            "only_hash": only_hash,
-        }
+        wanted = tuple(WantedFile(name, offset) for name, offset in files)
         asked, decoder, name = {name for name, _ in files}, wire.Decoder(), ""
-        for content in self._stream("POST", "content", body):
+        for content in self.client.streamed(ReadResultFiles(str(self.job), wanted, self.attempt or None, only_hash)):
             for kind, _, payload in decoder.feed(content):
                 if kind == wire.CALL:
                     name = str(wire.parse(payload)["name"])
@@ -158,12 +156,6 @@ class RemoteResults:
                     yield name, b"", wire.parse(payload)
                 elif kind == wire.ERROR:
                     raise error_from_wire(wire.parse(payload))
-
-    def _stream(self, method: str, what: str, body: Any) -> Iterator[bytes]:
-        query = f"?attempt={self.attempt}" if self.attempt and body is None else ""
-        path = f"{path_of('jobs', self.job)}/results/{what}{query}"
-        stream: Iterator[bytes] = self.client.streamed(method, path, body)
-        return stream
 
 
 class _Arriving:
@@ -213,14 +205,14 @@ class _Arriving:
         return self._stream
 
 
-def _placed(about: dict[str, Any], target: bytes) -> _Remote:
+def _placed(about: FileEntry, target: bytes) -> _Remote:
     """Raises UgroError for a name that leads elsewhere."""
-    name = str(about["name"])
+    name = about.name
     path = unquote_to_bytes(name)
     if b"\0" in path or any(part in (b"", b".", b"..") for part in path.split(b"/")):
         raise UgroError(f"the master names a file {name[:200]!r}, which leads out of the folder")
     to = os.path.join(target, path)
-    return _Remote(name, to, int(about["bytes"]), int(about["mode"]), int(about["modified_ns"]))
+    return _Remote(name, to, about.bytes, about.mode, about.modified_ns)
 
 
 def _is_of_size(one: _Remote) -> bool:
@@ -258,12 +250,12 @@ def arrived(
     client: Client, word: str | int, attempt: int | None, on_wait: Callable[[JobResults], None]
 ) -> tuple[Job, JobResults]:
     """Waits until the results are collected; ``last`` stays the same job."""
-    job, made = client.jobs.results(word, attempt=attempt)
-    while made.state is ResultState.COMING:
-        on_wait(made)
+    found = client.ask(GetJobResults(str(word), attempt))
+    while found.results.state is ResultState.COMING:
+        on_wait(found.results)
         time.sleep(_LOOK_S)
-        job, made = client.jobs.results(job.id, attempt=attempt)
-    return job, made
+        found = client.ask(GetJobResults(str(found.job.id), attempt))
+    return found.job, found.results
 
 
 def pull(

@@ -27,7 +27,7 @@ from ugro.client.launcher import (
 )
 from ugro.features.remote_access.client.master import chosen_master
 from ugro.kernel.agent.model import AgentStatus
-from ugro.kernel.support.codec import decode
+from ugro.kernel.agent.operations import GetAgentStatus, UseClusterFile
 from ugro.kernel.support.errors import NotAllowed, Unallowed, Unreachable
 from ugro.kernel.support.state_dir import CLUSTER_VARIABLE, StateDir, chosen_socket
 
@@ -165,10 +165,10 @@ class OwnAgent(Reach):
     def running_agent(self) -> AgentStatus | None:
         """Never starts one."""
         try:
-            answer = self._connection.ask("GET", "/v1/agent", timeout_s=STATUS_S, headers=_headers(os.environ))
+            asked = GetAgentStatus()
+            return asked.read(self._connection.ask(*asked.to_wire(), timeout_s=STATUS_S, headers=_headers(os.environ)))
         except AgentGone:
             return None
-        return decode(AgentStatus, answer)
 
     def stop(self, *, only_if_idle: bool, keeps_cluster: bool) -> bool:
         has_stopped = end_agent(self.home, self._connection, only_if_idle=only_if_idle)
@@ -232,8 +232,8 @@ class OwnAgent(Reach):
                 "or use both at once: UGRO_HOME=DIR ugro …",
             )
         try:
-            body = {"path": str(wanted.path), "found": wanted.is_found}
-            self._connection.ask("PUT", "/v1/cluster", body, timeout_s=ANSWER_S)
+            asked = UseClusterFile(str(wanted.path), wanted.is_found)
+            self._connection.ask(*asked.to_wire(), timeout_s=ANSWER_S)
         except AgentGone:
             return  # switched or not: the caller looks again
 

@@ -18,8 +18,7 @@ from ugro.kernel.support.state_dir import StateDir
 #
 # A restart of the unit must never end a job. Jobs of a node that is this machine run below the agent, in its unit: so
 # systemd ends the agent's own process and nothing else, and does not end the agent when a job runs out of memory. What
-# a
-# sandbox takes from the agent it takes from those jobs, too. So there is one only where the agent starts no jobs
+# a sandbox takes from the agent it takes from those jobs, too. So there is one only where the agent starts no jobs
 # itself.
 
 

@@ -16,9 +16,9 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, NoReturn
-from urllib.parse import urlencode
 
 from ugro.client.http import PIECEWISE, AgentGone, Connection
+from ugro.kernel.links.operations import OpenTunnel
 from ugro.kernel.support.errors import TimedOut, UgroError, Unreachable, UsageError, error_from_wire
 from ugro.node import wire
 
@@ -48,8 +48,7 @@ class Dialer:
             raise UsageError(f"port {port} is not between 1 and 65535", hint="give the port that listens on the node")
         self._client = client.twin()
         self._lock = threading.Lock()
-        given = {"node": node, "port": port, "job": job, "socket": socket}
-        self._path = "/v1/tunnel?" + urlencode({name: value for name, value in given.items() if value is not None})
+        self._asked = OpenTunnel(node, port, str(job) if job is not None else None, socket)
         self.name = f"{node}:{port}" if port is not None else f"{node}: {socket} of job {job}"
 
     def ready(self) -> None:
@@ -70,7 +69,7 @@ class Dialer:
         connection = self._client.connection()
         with contextlib.ExitStack() as unless_open:
             unless_open.callback(connection.close)
-            content = connection.start("POST", self._path, timeout_s=_OPEN_S, headers=PIECEWISE)
+            content = connection.start(*self._asked.to_wire(), timeout_s=_OPEN_S, headers=PIECEWISE)
             connection.set_timeout(None)
             unless_open.pop_all()
         return NodeStream(connection, content, self.name)

@@ -1,1 +1,4 @@
-"""What every feature stands on. It knows none of them, and imports no frame."""
+"""What every feature stands on.
+
+Does not know frames or features; what is still against that is in ``.importlinter`` and ``scripts/measure.py``.
+"""

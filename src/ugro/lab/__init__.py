@@ -1,1 +1,1 @@
-"""Simulated machines on this one, and the demo. Not used by a real cluster."""
+"""Simulated machines on this one, and the demo. Does not take part in a real cluster."""

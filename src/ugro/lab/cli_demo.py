@@ -22,7 +22,7 @@ from ugro.cli.jobs.status import status
 from ugro.cli.output import Output
 from ugro.cli.session import Session, json_option, pass_session
 from ugro.client.client import Client
-from ugro.client.jobs import Details
+from ugro.kernel.jobs.operations import Details, GetJob
 from ugro.kernel.support.errors import TimedOut, UgroError
 from ugro.kernel.support.quantities import format_duration
 from ugro.kernel.support.state_dir import StateDir
@@ -137,7 +137,7 @@ def _train(session: Session, lab: Lab, client: Client) -> dict[str, object]:
     times = step_times(client, job)
     if not output.is_json:
         _show_end(session, lab, times)
-    return _document(client.jobs.details(job.id), times)
+    return _document(client.ask(GetJob(str(job.id))), times)
 
 
 def _show_end(session: Session, lab: Lab, times: Sequence[StepTime]) -> None:

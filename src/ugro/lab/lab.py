@@ -21,6 +21,8 @@ from enum import StrEnum
 from pathlib import Path
 
 from ugro.client.client import Client
+from ugro.client.reach import absolute
+from ugro.kernel.agent.operations import ReloadClusterFile, UseClusterFile
 from ugro.kernel.jobs.model import HOLDING_STATES
 from ugro.kernel.support.errors import NotAllowed, UgroError, Unreachable
 from ugro.kernel.support.state_dir import StateDir
@@ -323,8 +325,8 @@ class Lab:
         files.write(self.root, shape, self.home.lab_cluster)
         self._on_wait("connecting")
         with self.client() as client:
-            client.use_cluster(self.home.lab_cluster)
-            client.reload_cluster()
+            client.ask(UseClusterFile(str(absolute(self.home.lab_cluster))))
+            client.ask(ReloadClusterFile())
 
     def _refuse_another_cluster(self) -> None:
         with Client(home=self.home.path, any_cluster=True) as client:
@@ -373,7 +375,7 @@ class Lab:
                 if is_to_end:
                     client.stop_agent()
                 else:
-                    client.use_cluster(None)
+                    client.ask(UseClusterFile(None))
         except Unreachable:
             return False
         return True

@@ -1,4 +1,1 @@
-"""What runs ON nodes: Python 3.9 or newer, its standard library, and nothing else of UGRO.
-
-Decides nothing that the agent can decide.
-"""
+"""What runs ON nodes: Python 3.9 or newer and its standard library. Does not decide what the agent can decide."""

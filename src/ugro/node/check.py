@@ -15,15 +15,14 @@ import random
 import signal
 import time
 from dataclasses import asdict
-from typing import Any, Callable, Dict, Iterable, List, NamedTuple, NoReturn, Optional
+from typing import Any, Callable, Dict, List, NamedTuple, NoReturn, Optional, Sequence
 
-from ugro.features.power.node import wake as interface
 from ugro.node import connectivity, system, wire
 from ugro.node.machine import user_name
 from ugro.node.messages import Modules, Ports, PortUse
 from ugro.node.process import process_tree
 from ugro.node.process.execute import close_all_but
-from ugro.node.program import Call
+from ugro.node.program import Call, method
 from ugro.node.runs.ports import bind_errno
 
 # --- modules ----------------------------------------------------------------------------------------------------------
@@ -57,9 +56,11 @@ sys.stdout.write("\n" + json.dumps({"missing": missing, "folders": folders}))
 """
 
 
-def modules(names: Iterable[Any], folders: Iterable[Any], python: Optional[str] = None) -> Modules:
+def modules(
+    *, names: Sequence[str], folders: Sequence[Sequence[Any]] = (), python: Optional[str] = None
+) -> Modules:
     """``python``: that of an environment; None: the one that runs ranks without an environment."""
-    known = [(str(path), int(changed)) for path, changed in folders]
+    known = [(str(path), int(changed)) for path, changed in folders or ()]
     if known and all(_changed(path) == changed for path, changed in known):
         return Modules(is_same=True)
     wanted = [str(name) for name in names][:MOST_NAMES]
@@ -82,8 +83,8 @@ _TIME_WAIT = 6
 _BIND_TRIES = 6
 
 
-def ports(numbers: List[int]) -> Ports:
-    return Ports(tuple(port_use(number) for number in numbers))
+def ports(*, ports: Sequence[int]) -> Ports:
+    return Ports(tuple(port_use(int(number)) for number in ports))
 
 
 def port_use(port: int) -> PortUse:
@@ -138,38 +139,32 @@ def _used(port: int, sockets: List[_Socket]) -> PortUse:
 # --- check ------------------------------------------------------------------------------------------------------------
 
 
-# Gets the call's parameters and a function that sends a message before the answer; returns the answer, one of the
-# values in ``messages``.
-Work = Callable[[Dict[str, Any], Callable[[Any], None]], Any]
-
-WORK: Dict[str, Work] = {
-    "root": lambda params, say: system.root(str(params["root"])),
-    "packages": lambda params, say: system.packages(),
-    "environment": lambda params, say: system.environment(),
-    "modules": lambda params, say: modules(
-        params["names"], params.get("folders") or [], params.get("python")
-    ),
-    "survival": lambda params, say: system.survival(),
-    "ports": lambda params, say: ports([int(port) for port in params["ports"]]),
-    "listen": connectivity.listen,
-    "connect": lambda params, say: connectivity.connect(params),
-    "interface": lambda params, say: interface.interface(),
+# Each gets its parameters as keywords, and returns its answer: one of the values in ``messages``. An agent asks by the
+# function (``kernel.links.checks.answer``), so this is all that is declared of a check.
+WORK: Dict[str, Callable[..., Any]] = {
+    work.__name__: work
+    for work in (
+        *(system.root, system.packages, system.environment, system.survival),
+        *(modules, ports, connectivity.listen, connectivity.connect),
+    )
 }
 
 
-def check(call: Call, params: Dict[str, Any]) -> None:
-    work = WORK[str(params["what"])]
-    _Check(call, work, {**params, "root": call.program.root})
+@method("check", is_routine=True)
+def check(call: Call, /, *, what: str, timeout_s: float, **params: Any) -> None:
+    """Runs one of WORK in a process of its own."""
+    work = WORK[str(what)]
+    _Check(call, work, {**params, "path": call.program.root} if work is system.root else params, float(timeout_s))
 
 
 class _Check:
     """The node program's side: forwards what the process writes, and ends it."""
 
-    def __init__(self, call: Call, work: Work, params: Dict[str, Any]) -> None:
+    def __init__(self, call: Call, work: Callable[..., Any], params: Dict[str, Any], timeout_s: float) -> None:
         self._call = call
         self._unread = b""
         self._end_of_pipe = ("crashed", "the check ended without an answer")
-        self._timeout_s = float(params["timeout_s"])
+        self._timeout_s = timeout_s
         parent = os.getpid()
         self._pipe, write = os.pipe()
         try:
@@ -222,7 +217,7 @@ class _Check:
             os.kill(self._pid, signal.SIGKILL)
 
 
-def _run(work: Work, params: Dict[str, Any], pipe: int, parent: int) -> NoReturn:
+def _run(work: Callable[..., Any], params: Dict[str, Any], pipe: int, parent: int) -> NoReturn:
     """Runs in the forked process; never returns to the node program's code."""
 
     def say(message: Dict[str, Any]) -> None:
@@ -232,12 +227,10 @@ def _run(work: Work, params: Dict[str, Any], pipe: int, parent: int) -> NoReturn
         process_tree.die_with_parent()
         if os.getppid() == parent:
             close_all_but([pipe])
-            answer = work(params, lambda message: say(asdict(message)))
+            first = (lambda message: say(asdict(message)),) if work is connectivity.listen else ()
+            answer = work(*first, **params)
             say({"answer": asdict(answer) if answer is not None else {}})
     except OSError as error:
         say({"error": str(error)})
     finally:
         os._exit(0)
-
-
-METHODS = {"check": check}

@@ -14,7 +14,7 @@ import selectors
 import socket
 import struct
 import time
-from typing import Any, Callable, Dict, Iterator, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
 from ugro.node.messages import Connections, Listening, Missed, Reached, Target
 
@@ -28,12 +28,14 @@ _BACKLOG = 512
 _MAX_LINE = 256
 
 
-def listen(params: Dict[str, Any], say: Callable[[Listening], None]) -> None:
+def listen(
+    say: Callable[[Listening], None], /, *, ports: Sequence[int], word: str, reply: str, limit_s: float
+) -> None:
     """Reports its ports; then tells callers who know the word at which interface they arrived, until it is ended."""
-    deadline = time.monotonic() + float(params["timeout_s"])
+    deadline = time.monotonic() + float(limit_s)
     listeners: List[socket.socket] = []
     taken = []
-    for port in (int(port) for port in params["ports"]):
+    for port in map(int, ports):
         try:
             listeners.append(_listener(port))
         except OSError as error:
@@ -41,19 +43,19 @@ def listen(params: Dict[str, Any], say: Callable[[Listening], None]) -> None:
                 raise
             taken.append(port)
     say(Listening(tuple(one.getsockname()[1] for one in listeners), tuple(taken), tuple(addresses())))
-    _Greeter(listeners, str(params["word"]), str(params["reply"])).run(deadline)
+    _Greeter(listeners, str(word), str(reply)).run(deadline)
 
 
-def connect(params: Dict[str, Any]) -> Connections:
+def connect(*, targets: Sequence[Dict[str, Any]], connect_s: float, settle_s: float) -> Connections:
     """Tries every address and port of every target at once. Only the right reply counts: anybody may listen there."""
-    deadline = time.monotonic() + float(params["connect_s"])
+    deadline = time.monotonic() + float(connect_s)
     trials = [
         _Trial(target, address, port)
-        for target in (Target(**target) for target in params["targets"])
+        for target in (Target(**target) for target in targets)
         for address in target.addresses
         for port in target.ports
     ]
-    _try_all(trials, deadline, float(params["settle_s"]))
+    _try_all(trials, deadline, float(settle_s))
     for trial in trials:
         trial.socket.close()
     return Connections(

@@ -20,8 +20,7 @@ if TYPE_CHECKING:
 #
 # As sshd does with ``StrictModes``: every folder on the way from ``/`` belongs to this user or to root, and nobody else
 # can write to it. Two kinds that others can write to are accepted: one with the sticky bit, such as ``/tmp``, where
-# they
-# cannot rename what is ours; and one whose group is this user's private group, which has no other member.
+# they cannot rename what is ours; and one whose group is this user's private group, which has no other member.
 
 
 NAME = ".ugro"

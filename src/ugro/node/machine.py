@@ -1,4 +1,4 @@
-"""Room on the disk of a folder, and words for when there is none. Loaded with the node program: imports little."""
+"""This machine: its identity, whether its users' processes linger, and room on a disk. Imports little."""
 
 from __future__ import annotations
 

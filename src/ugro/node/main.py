@@ -2,34 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 
 from ugro.node import wire
-from ugro.node.hardware import probe
+from ugro.node.hardware.probe import Prober, has_gpu_hint, machine
 from ugro.node.machine import node_key
-from ugro.node.program import Call, Program
+from ugro.node.program import METHODS, Call, Program, method
 
 TYPE_CHECKING = False  # see wire.py
 if TYPE_CHECKING:
     from typing import Any, Dict, Optional
 
     from ugro.node.program import Method
-
-# The module that serves a method, by the first part of its name; see ``messages.METHODS``. Loaded when first asked
-# for: a link opens faster than these modules load.
-MODULES = {
-    "exec": "ugro.node.process.execute",
-    "check": "ugro.node.check",
-    "bench": "ugro.features.hardware.node.bench",
-    "runs": "ugro.node.runs.api",
-    "files": "ugro.node.files.api",
-    "contents": "ugro.node.files.contents",
-    "presence": "ugro.features.power.node.presence",
-    "folders": "ugro.node.files.folders_api",
-    "env": "ugro.features.environments.node.making",
-    "net": "ugro.node.net",
-}
 
 
 def main(root: str, nonce: str, silence_s: float, node: str) -> None:
@@ -39,26 +25,31 @@ def main(root: str, nonce: str, silence_s: float, node: str) -> None:
     for fd in range(3):
         os.dup2(null, fd)
     program = Program(link_in, link_out, root, silence_s, node_key(node))
-    program.methods.update(echo=_echo, probe=_Probing(program).probe)
     program.find = _find
+    _prober(program)
     os.write(link_out, ("UGRO1 %s ready\n" % nonce).encode())
-    program.send(wire.message(wire.RESULT, 0, probe.machine(root)))
+    program.send(wire.message(wire.RESULT, 0, machine(root)))
     program.run()
     sys.exit(0)
 
 
-def _echo(call: Call, params: Dict[str, Any]) -> None:
+@method("echo")
+def echo(call: Call, /, **params: Any) -> None:
     """The smallest call: measures the cost of the link itself."""
     call.finish(params)
 
 
-class _Probing:
+@method("probe", is_standing=True)
+def probe(call: Call, *, gpu_timeout_s: float) -> None:
+    """Measures load, memory, disks and GPUs."""
+    _prober(call.program).probe(call, float(gpu_timeout_s))
+
+
+class _Prober:
     """Nodes without any hint of a GPU do not start a sampler."""
 
     def __init__(self, program: Program) -> None:
-        from ugro.node.hardware.probe import has_gpu_hint
-
-        self._prober = probe.Prober(program.root)
+        self._sample = Prober(program.root).sample
         self._limits: Optional[Dict[str, str]] = None
         self._sampler: Optional[Any] = None
         if has_gpu_hint():
@@ -67,21 +58,29 @@ class _Probing:
             self._sampler = Sampler(program)
             program.read_gpus = self._sampler.read
 
-    def probe(self, call: Call, params: Dict[str, Any]) -> None:
+    def probe(self, call: Call, gpu_timeout_s: float) -> None:
         if self._limits is None:
             from ugro.node.process.cgroup import offered
 
             self._limits = offered()
-        facts = {**self._prober.sample(), "limits": self._limits}
+        facts = {**self._sample(), "limits": self._limits}
         if self._sampler is None:
             call.finish(facts)
             return
-        self._sampler.read(lambda reading: call.finish({**facts, **reading}), float(params["gpu_timeout_s"]))
+        self._sampler.read(lambda reading: call.finish({**facts, **reading}), gpu_timeout_s)
+
+
+_prober = functools.lru_cache(maxsize=None)(_Prober)
 
 
 def _find(name: str) -> Optional[Method]:
-    group, _, rest = name.partition(".")
-    if group not in MODULES:
-        return None
-    methods: Dict[str, Method] = __import__(MODULES[group], fromlist=["METHODS"]).METHODS
-    return methods.get(rest or group)
+    """Loads the module that has it when it is first asked for: a link opens faster than all of them load."""
+    if name not in METHODS and name in _modules():
+        __import__(_modules()[name])
+    return METHODS.get(name)
+
+
+def _modules() -> Dict[str, str]:
+    """By method, as the agent has sent it (``kernel.links.transport``)."""
+    found: Dict[str, str] = __import__("ugro.node.served", fromlist=["MODULES"]).MODULES
+    return found

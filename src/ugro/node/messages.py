@@ -1,8 +1,8 @@
-"""What the agent and a node program say to each other: every method, and the values in its parameters and answer.
+"""The values in answers of checks (``check.WORK``).
 
 Both sides import this file: the node builds the values, and the agent decodes what it gets into the same classes,
 because an answer is not trusted. Loaded on a node with the first check only, not at its start: ``dataclasses`` would
-take longer to load than the rest of the node program.
+take longer to load than the rest of the node program. Methods are declared where they are served: ``program.method``.
 
 Facts about the machine (the first message of a link, and ``probe``) are ``core.node.Machine`` and ``core.node.Facts``.
 """
@@ -11,61 +11,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Optional, Tuple
-
-# By name, what each method does. ``remote.main`` finds the module that serves it.
-METHODS = {
-    "echo": "returns its parameters",
-    "probe": "measures load, memory, disks and GPUs",
-    "exec": "runs a command; its output streams beside the answer",
-    "check": "runs one of CHECKS in a process of its own",
-    "bench": "measures something in a process of its own; figures stream as lines beside the answer",
-    "runs.start": "starts runs; one run is a list of one",
-    "runs.stop": "ends a run",
-    "runs.remove": "deletes the directories of runs that have ended",
-    "runs.watch": "streams the state of runs as it changes",
-    "runs.follow": "streams a run's log from an offset",
-    "runs.renew": "extends the leases of runs",
-    "runs.mark": "keeps the agent's mark, or returns it",
-    "runs.tickets": "returns the tickets of runs, which the agent gave with their starts",
-    "runs.setup": "runs a job's setup script once",
-    "runs.reserve_port": "reserves a free port for a run",
-    "runs.free_port": "gives a reserved port back",
-    "runs.control": "passes a message on to a run's ranks",
-    "runs.start_again": "starts a lost rank of an elastic run again",
-    "presence.watch": "streams whether somebody uses the machine",
-    "files.list": "lists the files that a run has written",
-    "files.send": "streams files of a run to the agent",
-    "files.hashes": "hashes files of a run",
-    "files.written": "says which runs have written outputs",
-    "files.keep": "keeps outputs when the run is removed",
-    "files.drop_kept": "deletes outputs that were kept",
-    "files.prepare": "creates the folder for a job's checkpoints",
-    "files.newest": "lists the newest checkpoints of a job",
-    "files.receive": "takes a checkpoint from the agent",
-    "files.drop_checkpoints": "deletes a job's checkpoints",
-    "contents.has": "says whether a code tree is complete",
-    "contents.missing": "says which of some contents are missing",
-    "contents.put": "takes a few contents in one message",
-    "contents.receive": "takes contents as a stream",
-    "contents.tidy": "deletes the contents that were used least recently",
-    "folders.has": "says whether a folder of a job is complete and unchanged",
-    "folders.receive": "takes a folder's trees and contents as a stream, and says what it still lacks",
-    "folders.tidy": "deletes the folders that were used least recently, and no run uses",
-    "folders.cached": "says which models and data sets are in the cache of Hugging Face",
-    "env.ready": "says whether a Python environment is there",
-    "env.make": "makes a Python environment; its progress streams beside the answer",
-    "env.check": "looks at an environment that somebody else made",
-    "env.about": "names the platform, the interpreters, and which addresses are reached",
-    "env.list": "lists the Python environments and how many runs use each",
-    "env.remove": "deletes Python environments that no run uses",
-    "env.gc": "deletes the Python environments that were used least recently",
-    "net.wake": "sends a Wake-on-LAN packet into the node's network",
-    "net.connect": "forwards a connection to a loopback port, or to a socket in a run directory",
-}
-
-# --- check: {"what": one of these, "timeout_s": …} and what the check needs --------------------------------------
-
-CHECKS = ("root", "packages", "environment", "modules", "survival", "ports", "listen", "connect", "interface")
 
 
 @dataclass(frozen=True)
@@ -206,14 +151,3 @@ class Connections:
 
     reached: Tuple[Reached, ...] = ()
     missed: Tuple[Missed, ...] = ()
-
-
-@dataclass(frozen=True)
-class Interface:
-    """``interface``: the one that carries the link; empty if there is none."""
-
-    name: str = ""
-    mac: str = ""
-    address: str = ""
-    broadcast: str = ""
-    wake: str = ""  # whether its device may wake the machine: enabled, disabled

@@ -13,11 +13,10 @@ import os
 import socket
 import stat
 import struct
-from typing import Any, Callable, Dict, List, Optional, Set
+from typing import Any, List, Optional, Set
 
-from ugro.features.power.node.wake import wake
 from ugro.node import wire
-from ugro.node.program import Call, Refused
+from ugro.node.program import Call, Refused, method
 from ugro.node.runs.rundir import RunDir, run_of
 
 MOST = 64  # at once, for one link
@@ -310,14 +309,12 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _MOST_NAME = 200
 
 
-def connect(call: Call, params: Dict[str, Any]) -> None:
-    if "socket" in params:
-        Forward(call, [_run_socket(run_of(call, params), str(params["socket"]))])
+@method("net.connect")
+def connect(call: Call, *, port: int = 0, socket: str = "", job: str = "", attempt: int = 0) -> None:
+    if socket:
+        Forward(call, [_run_socket(run_of(call, job, attempt), str(socket))])
     else:
-        Forward(call, _loopback(int(params["port"])))
-
-
-METHODS: Dict[str, Callable[[Call, Dict[str, Any]], None]] = {"connect": connect, "wake": wake}
+        Forward(call, _loopback(int(port)))
 
 
 def _loopback(port: int) -> List[Target]:

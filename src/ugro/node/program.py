@@ -17,15 +17,41 @@ from ugro.node import wire
 
 TYPE_CHECKING = False  # see wire.py
 if TYPE_CHECKING:
-    from typing import Any, Callable, Dict, List, Optional, Tuple
+    from typing import Any, Callable, Dict, List, Optional, Set, Tuple, TypeVar
 
     Callback = Callable[[], None]
-    Method = Callable[["Call", Dict[str, Any]], None]
+    Method = Callable[..., None]  # a call, and the parameters as keywords
+    M = TypeVar("M", bound=Method)
 
 # What an agent that grants no more than it reads can never reach, however many calls it makes.
 MAX_PENDING = 64 << 20
+_ASKER = ("agent", "generation")
 _LONGEST_TIMER_S = 24 * 3600.0
 _TIMERS_AT_ONCE = 8  # then new input is read: long work is done in such pieces
+# What is declared by the modules that were imported so far.
+METHODS: Dict[str, Method] = {}
+ROUTINE: Set[str] = set()
+STANDING: Set[str] = set()
+
+
+def method(name: str, *, is_routine: bool = False, is_standing: bool = False) -> Callable[[M], M]:
+    """Declares a method: its name, and by the function's keywords its parameters. This is the only place that does.
+
+    The agent imports the function to ask for it (``kernel.links.calls.asked``), and sends with the node program which
+    module has which method: so the name is written out, in a line of its own. ``is_routine``: agents ask by themselves,
+    and nobody would miss it. ``is_standing``: neither is it work, however long it takes.
+    """
+
+    def declare(serve: M) -> M:
+        serve.__dict__["method"] = name
+        METHODS[name] = serve
+        if is_standing:
+            STANDING.add(name)
+        if is_standing or is_routine:
+            ROUTINE.add(name)
+        return serve
+
+    return declare
 
 
 class Refused(Exception):
@@ -47,6 +73,7 @@ class Call:
         self.program = program
         self.number = number
         self.is_done = False
+        self.asker: Dict[str, Any] = {}  # the agent and its generation, where it says so
 
     def data(self, kind: int, payload: bytes) -> None:
         self.program.send(wire.frame(kind, self.number, payload))
@@ -82,10 +109,9 @@ class Program:
         self.root = root
         self.node_key = node_key
         self.calls: Dict[int, Call] = {}
-        self.methods: Dict[str, Method] = {}
         # Calls back with what the GPU sampler reads, within so many seconds; None on a node without GPUs.
         self.read_gpus: Optional[Callable[[Callable[[Dict[str, Any]], None], float], None]] = None
-        self.find: Callable[[str], Optional[Method]] = lambda name: None  # those that are not in ``methods``
+        self.find: Callable[[str], Optional[Method]] = METHODS.get
         self._in_fd = in_fd
         self._out_fd = out_fd
         self._silence_s = silence_s
@@ -208,7 +234,7 @@ class Program:
     def _start(self, number: int, request: Dict[str, Any]) -> None:
         call = Call(self, number)
         name = str(request.get("method"))
-        method = self.methods.get(name) or self.find(name)
+        method = self.find(name)
         params = request.get("params")
         if number in self.calls:
             raise wire.ProtocolError("call %d is under way already" % number)
@@ -216,8 +242,9 @@ class Program:
         if method is None or not isinstance(params, dict):
             call.fail("usage", "no method %.80r on this node program" % request.get("method"))
             return
+        call.asker = {key: params.pop(key) for key in _ASKER if key in params}
         try:
-            method(call, params)
+            method(call, **params)
         except Refused as refusal:
             call.fail(refusal.kind, str(refusal))
         except OSError as error:

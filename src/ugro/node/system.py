@@ -95,7 +95,8 @@ sys.stdout.write("\n" + json.dumps({
 )
 
 
-def root(path: str) -> Root:
+def root(*, path: str = "") -> Root:
+    """``path``: the folder that holds all of UGRO's files on the node, which says it itself."""
     free_bytes = filesystem = None
     try:
         usage = os.statvfs(path)

@@ -2,7 +2,7 @@
 
 A file holds the objects of the script, the progress of the run, the balancer's measurements, and the random
 generators of every rank. Of a model that no rank has completely, a checkpoint is a folder: ``run.pt`` is that file, and
-beside it are the parts of the model and of its optimizers (``parallel.sharded_checkpoint``).
+beside it are the parts of the model and of its optimizers (``parallel.sharded``).
 """
 
 from __future__ import annotations

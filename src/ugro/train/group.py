@@ -296,8 +296,7 @@ def _pieces(gradients: Sequence[Any]) -> list[list[Any]]:
 # Frozen parameters are not sent when a training starts: with LoRA they are nearly all, and every node has read them.
 #
 # DDP sends all parameters of the first rank to the others, gigabytes over a LAN. Ranks compare a digest instead, and
-# only
-# if theirs differ are the frozen ones sent too.
+# only if theirs differ are the frozen ones sent too.
 
 
 _FROZEN = "frozen"  # DDP asks only if there is something

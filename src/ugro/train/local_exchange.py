@@ -266,8 +266,7 @@ class Report:
 # others ask them to end their round at the next step; what those leave is shared out again.
 #
 # Loosely (``max_staleness`` > 0): ranks leave reports in the store. Those that are done wait some time for the others
-# and
-# then decide who takes part. A rank that was left out sees the decision between two of its steps.
+# and then decide who takes part. A rank that was left out sees the decision between two of its steps.
 
 
 _LOOK_S = 0.2
@@ -371,8 +370,7 @@ class Meeting:
 # The records of a round: what each rank did in it, and a profile in the words of a synchronous step.
 #
 # A round has many global batches. Its profile is that of one of them on average, so that speeds, shares and losses can
-# be
-# compared with those of other trainings.
+# be compared with those of other trainings.
 
 
 @dataclass(frozen=True, slots=True)

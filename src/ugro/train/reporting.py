@@ -20,10 +20,10 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 from ugro.kernel.support.quantities import format_duration, names
 from ugro.train.group import Group
@@ -41,7 +41,25 @@ def note_at_exit() -> None:
     """Registers it. Exit handlers that the script registers after this run before it is noted."""
     folder, script, pid = os.environ.get("UGRO_RUN_DIR"), _script(), os.getpid()
     if folder and script is not None:
-        atexit.register(_note, Path(folder), script, pid)
+        exit_ = _Exit(sys.exit)
+        sys.exit = exit_
+        atexit.register(_note, Path(folder), lambda: _has_returned(script) or exit_.is_well(), pid)
+
+
+class _Exit:
+    """``sys.exit`` that remembers the code it was called with: many a script ends with ``sys.exit(main())``."""
+
+    def __init__(self, leave: Callable[[Any], NoReturn]) -> None:
+        self._leave = leave
+        self._codes: list[Any] = []
+
+    def __call__(self, status: Any = None, /) -> NoReturn:
+        self._codes.append(status)
+        self._leave(status)
+
+    def is_well(self) -> bool:
+        """Whether it ended the script, without an error. Python notes an exception that nobody caught."""
+        return bool(self._codes) and self._codes[-1] in (None, 0) and not hasattr(sys, "last_type")
 
 
 def _script() -> FrameType | None:
@@ -54,8 +72,8 @@ def _script() -> FrameType | None:
     return None
 
 
-def _note(folder: Path, script: FrameType, pid: int) -> None:
-    if os.getpid() != pid or not _has_returned(script) or _waits_for_children():
+def _note(folder: Path, has_ended: Callable[[], bool], pid: int) -> None:
+    if os.getpid() != pid or not has_ended() or _waits_for_children():
         return
     with contextlib.suppress(OSError, ValueError):  # what cannot be written was not written
         _flush_files()
@@ -66,7 +84,7 @@ def _note(folder: Path, script: FrameType, pid: int) -> None:
 
 
 def _has_returned(script: FrameType) -> bool:
-    """Whether it ran to its end. An exception leaves it elsewhere, also SystemExit, whose code is not known here."""
+    """Returns whether it ran to its end. An exception leaves it elsewhere, also SystemExit."""
     return dis.opname[script.f_code.co_code[script.f_lasti]] in ("RETURN_VALUE", "RETURN_CONST")
 
 
@@ -275,8 +293,7 @@ class Notices:
 # Says whom a rank waits for between two steps: another may have left its loop early, or may still be in it.
 #
 # Ranks leave a word in the store of the process group before they wait. A rank that has waited for long looks who has
-# not
-# come. What hangs is left alone: somebody may only be slow.
+# not come. What hangs is left alone: somebody may only be slow.
 
 
 _KEY = "waiting"

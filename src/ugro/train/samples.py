@@ -376,8 +376,7 @@ def _restore(state: tuple[Any, Any, Any]) -> None:
 # Selects the samples of a rank in each step: every sample once per epoch, also when shares change or a run resumes.
 #
 # All ranks use one order, from the seed and the epoch, and a cursor that advances by a global batch each step. Each
-# rank
-# takes a slice of the batch according to the plan of that step.
+# rank takes a slice of the batch according to the plan of that step.
 
 
 _LARGEST_SEED = 2**63

@@ -1,4 +1,4 @@
-"""A step as a ``with`` block: weights the loss, and notes when forward and backward are done."""
+"""A step as a ``with`` block: weights the loss, and repeats it in smaller parts when a device is out of memory."""
 
 from __future__ import annotations
 

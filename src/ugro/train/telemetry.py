@@ -23,8 +23,7 @@ from ugro.train.rules.failures import Wrong
 # Times the parts of a step on this rank's device, and separates computing from waiting for other ranks.
 #
 # All-reduce makes the backward of all ranks equally long, so a rank's own time ends when its last gradients are ready.
-# On
-# a GPU the moments are events in its stream and are read a step later, so measuring never stops the device.
+# On a GPU the moments are events in its stream and are read a step later, so measuring never stops the device.
 
 
 class Clock(Protocol):

@@ -1,4 +1,4 @@
-"""The frame of the dashboard: sign-in, layout, live stream, charts and the pages of nodes and jobs.
+"""The frame of the dashboard: sign-in, layout, live stream, charts, pages of nodes and jobs.
 
 Does not change state by itself.
 """

@@ -1,7 +1,7 @@
-"""Access control of the dashboard: a token even on loopback, known host names only, and no changes from other sites.
+"""Access control of the dashboard: sessions of browsers, known host names only, and no changes from other sites.
 
 Every program and every web page on this machine can reach a loopback port. A browser signs in with a link that works
-once (``tokens.py``). Strangers get the pages with which they sign in, one answer for all else, and no word about the
+once (``Tokens``). Strangers get the pages with which they sign in, one answer for all else, and no word about the
 cluster.
 """
 

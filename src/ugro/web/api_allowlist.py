@@ -1,6 +1,6 @@
 """The routes of the agent's API that a browser may use. No submit, no exec, no stop, no new nodes.
 
-A job can be launched again with changes by a page of its own, ``pages/launch.py``, which keeps to the job's code.
+A job can be launched again with changes by a page of its own (``web/pages/jobs.py``) which keeps to the job's code.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from starlette.datastructures import MutableHeaders
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ugro.kernel.operations.registry import request_for
 from ugro.kernel.support.codec import dumps
 from ugro.kernel.support.errors import NotAllowed
 
@@ -20,14 +21,13 @@ _NODE = r"/v1/nodes/[^/]+"
 _ALLOWED = {
     # No job specifications: their environment may contain secrets.
     "GET": (
-        r"/v1/agent",
         r"/v1/nodes",
         rf"{_NODE}/history",
         rf"{_JOB}/notes",
         r"/v1/metrics",
         r"/v1/metrics/keys",
     ),
-    "POST": (rf"{_JOB}/(cancel|retry)", rf"{_NODE}/(drain|resume)", r"/v1/alerts/test"),
+    "POST": (rf"{_JOB}/(cancel|retry)",),
     "PUT": (rf"{_JOB}/notes",),
 }
 _PATTERNS = {method: re.compile("|".join(f"(?:{one})" for one in paths)) for method, paths in _ALLOWED.items()}
@@ -35,7 +35,9 @@ _GIVES_JOB = re.compile(rf"{_JOB}/(cancel|retry)")
 
 
 def is_allowed(method: str, path: str) -> bool:
-    pattern = _PATTERNS.get(method)
+    declared, pattern = request_for(method, path), _PATTERNS.get(method)
+    if declared is not None and declared.operation.in_browser:
+        return True
     return pattern is not None and pattern.fullmatch(path) is not None
 
 

@@ -8,6 +8,7 @@ import logging
 import socket
 import time
 from collections.abc import AsyncGenerator
+from importlib import import_module
 from typing import Annotated, Any
 from urllib.parse import parse_qsl, quote
 
@@ -19,15 +20,11 @@ from starlette.routing import Route
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Scope
 
-from ugro.features.experiments.pages import add_experiment_pages
-from ugro.features.hardware.pages import add_hardware_pages
-from ugro.features.quotas.pages import add_usage_pages
-from ugro.features.services.pages import add_service_pages
-from ugro.features.sweeps.pages import add_sweep_pages
 from ugro.kernel.access.gate import CALLER, Gate, who
 from ugro.kernel.access.model import is_loopback
 from ugro.kernel.agent.agent import Agent
 from ugro.kernel.agent.model import DashboardLink
+from ugro.kernel.feature import installed
 from ugro.kernel.operations.access_rules import PAGES
 from ugro.kernel.operations.app import http_status, refuse_without_store
 from ugro.kernel.operations.audit_trail import AuditTrail
@@ -36,6 +33,7 @@ from ugro.kernel.operations.responses import LiveResponse
 from ugro.kernel.support.codec import dumps
 from ugro.kernel.support.errors import NotAllowed, NotFound, UgroError, UsageError
 from ugro.kernel.support.moments import boot_clock_s
+from ugro.kernel.telemetry.operations import Change
 from ugro.web.access import (
     COOKIE_LIFETIME_S,
     LINK_LIFETIME_S,
@@ -87,9 +85,9 @@ async def _events(agent: Agent, after: int) -> AsyncGenerator[bytes]:
         yield _event("bye", error.to_wire()).encode()
 
 
-async def _with_heartbeats(changes: AsyncGenerator[list[dict[str, Any]]]) -> AsyncGenerator[list[str]]:
+async def _with_heartbeats(changes: AsyncGenerator[list[Change]]) -> AsyncGenerator[list[str]]:
     """Adds a heartbeat every few seconds, because a page cannot tell silence from a cut connection."""
-    pending: asyncio.Task[list[dict[str, Any]]] | None = None
+    pending: asyncio.Task[list[Change]] | None = None
     try:
         while True:
             pending = pending or asyncio.ensure_future(anext(changes))
@@ -131,7 +129,7 @@ def _is_stranger(scope: Scope) -> bool:
 def create_pages(site: Site, api: ASGIApp, access: AccessSettings) -> FastAPI:
     async def look_first(request: Request) -> None:
         if request.url.path not in _WITHOUT_STORE:
-            refuse_without_store(site.agent, request.url.path)
+            refuse_without_store(site.agent)
 
     first = [Depends(look_first)]
     app = FastAPI(title="UGRO", docs_url=None, redoc_url=None, openapi_url=None, dependencies=first)
@@ -141,11 +139,9 @@ def create_pages(site: Site, api: ASGIApp, access: AccessSettings) -> FastAPI:
     add_cluster_pages(app, site)
     add_job_pages(app, site)
     add_launch_pages(app, site)
-    add_experiment_pages(app, site)
-    add_hardware_pages(app, site)
-    add_sweep_pages(app, site)
-    add_service_pages(app, site)
-    add_usage_pages(app, site)
+    for feature in installed():
+        if feature.pages:
+            import_module(f"{feature.package}.pages").add_pages(app, site)
     add_settings_pages(app, site)
     add_live(app, site.agent)
     app.mount("/v1", AllowedApi(api))

@@ -20,6 +20,7 @@ from ugro.features.health import rules_score as health
 from ugro.kernel.access.caller import caller
 from ugro.kernel.agent.agent import Agent
 from ugro.kernel.config.kinds import escaped
+from ugro.kernel.feature import Entry, installed
 from ugro.kernel.support import moments as clock
 from ugro.kernel.support.errors import Damaged, UgroError
 from ugro.kernel.support.moments import Instant, shown_s, unix_seconds
@@ -114,6 +115,8 @@ def speed(value: float) -> str:
 
 
 _HERE = Path(__file__).parent
+_FIRST = (Entry("/", "Cluster", "c"), Entry("/jobs", "Jobs", "j"))
+_LAST = Entry("/settings", "Settings", "s")
 STATIC = _HERE / "static"
 THEMES = ("light", "dark")
 THEME_COOKIE = "ugro_theme"
@@ -123,7 +126,9 @@ class Site:
     def __init__(self, agent: Agent) -> None:
         self.agent = agent
         self._templates = jinja2.Environment(
-            loader=jinja2.FileSystemLoader(_HERE / "templates"),
+            loader=jinja2.FileSystemLoader(
+                [_HERE / "templates", *(f"{feature.folder}/templates" for feature in installed() if feature.pages)]
+            ),
             autoescape=True,
             trim_blocks=True,
             lstrip_blocks=True,
@@ -144,6 +149,8 @@ class Site:
             "speed": speed,
         }
         # Available in all templates without an import. Macros are loaded last because they use the others.
+        entries = [one for feature in installed() for one in feature.menu]
+        self._templates.globals |= {"menu": (*_FIRST, *entries, _LAST)}
         self._templates.globals |= {"NEARLY_FULL": health.NEARLY_FULL, "FULL": health.FULL}
         self._templates.globals |= {"ui": self._templates.get_template("macros.html").module, "user": ""}
 

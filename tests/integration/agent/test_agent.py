@@ -180,7 +180,7 @@ def test_an_agent_whose_starter_was_killed_serves_all_the_same(ugro: Ugro) -> No
 
 @pytest.mark.proof
 def test_an_idle_agent_of_another_version_is_replaced(inside: Ugro) -> None:
-    old = start_agent(inside, OLD, code=("-c", AS_VERSION.format(module="agent")))
+    old = start_agent(inside, OLD, code=("-c", AS_VERSION.format(module="kernel.agent")))
     assert status(inside)["version"] == OLD, "looking at it replaces nothing"
     answer = inside("health")
     assert answer.returncode == 0, answer.stderr
@@ -191,7 +191,7 @@ def test_an_idle_agent_of_another_version_is_replaced(inside: Ugro) -> None:
 
 @pytest.mark.proof
 def test_a_busy_agent_of_another_version_is_left_to_its_work(ugro: Ugro, cluster: SshdFarm) -> None:
-    start_agent(ugro, OLD, "--cluster", str(ugro.cluster), code=("-c", AS_VERSION.format(module="agent")))
+    start_agent(ugro, OLD, "--cluster", str(ugro.cluster), code=("-c", AS_VERSION.format(module="kernel.agent")))
     script = "echo begun; until [ -e go ]; do sleep 0.02; done; echo done"
     with old_command(ugro, "exec", "n001", "--", "sh", "-c", script) as running:
         assert running.stdout is not None

@@ -132,7 +132,7 @@ def is_listening(ugro: Ugro) -> bool:
 
 @pytest.mark.proof
 def test_a_right_agent_that_replaced_the_old_one_meanwhile_is_not_stopped(ours: Ugro) -> None:
-    old = start_agent(ours, OLD, code=("-c", AS_VERSION.format(module="agent")))
+    old = start_agent(ours, OLD, code=("-c", AS_VERSION.format(module="kernel.agent")))
     found: list[int] = []
 
     def replace_it_first(what: str) -> None:
@@ -151,7 +151,8 @@ def test_an_agent_that_is_not_meant_does_not_stop(ugro: Ugro) -> None:
     pid = agent_pid(ugro)
     assert ask_raw(ugro.home, f"/v1/agent/stop?pid={pid + 1}", {}).startswith(b"HTTP/1.1 404")
     assert status(ugro)["pid"] == pid
-    assert ask_raw(ugro.home, "/v1/agent/stop?mood=fine", {}).startswith(b"HTTP/1.1 204"), "as older agents take a pid"
+    assert ask_raw(ugro.home, "/v1/agent/stop?mood=fine", {}).startswith(b"HTTP/1.1 400")
+    assert status(ugro)["pid"] == pid, "a word that the agent does not know could have kept it"
 
 
 def connections() -> list[str]:

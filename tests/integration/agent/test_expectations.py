@@ -13,6 +13,7 @@ import pytest
 from tests.integration.conftest import Ugro
 from tests.rig.waiting import is_alive, processes_with, wait_until
 from ugro.client.client import Client, Ended
+from ugro.features.exec.operations import EndCommand
 from ugro.kernel.support.errors import ConfigError, UsageError
 
 
@@ -69,7 +70,7 @@ def test_a_command_that_ignored_sigterm_is_reported_as_killed(ugro: Ugro, tmp_pa
         script = f"trap '' TERM INT; echo {marker}; while :; do sleep 1; done"
         events = client.exec(["a"], ["sh", "-c", script], key=marker)
         next(events)
-        threading.Timer(0.1, client.cancel, [marker]).start()
+        threading.Timer(0.1, client.twin().ask, [EndCommand(marker)]).start()
         ended = [event for event in events if isinstance(event, Ended)]
     assert [(end.code, end.signal) for end in ended] == [(None, signal.SIGKILL)]
     wait_until(lambda: not processes_with(script.encode()), 5, "its processes to be gone")

@@ -21,7 +21,7 @@ from tests.rig.certificates import make_certificate
 from tests.rig.waiting import wait_until
 from ugro import Client
 from ugro.kernel.access.model import Role
-from ugro.kernel.access.operations import CreateToken, GetWhoami, ListTokens, RevokeToken
+from ugro.kernel.access.operations import CreateToken, GetWhoami, ListAuditEntries, ListTokens, RevokeToken
 from ugro.kernel.agent.model import AgentStatus
 
 pytestmark = pytest.mark.skipif(shutil.which("openssl") is None, reason="not installed: openssl")
@@ -121,7 +121,7 @@ def test_it_opens_with_a_token_serves_by_tls_and_closes_with_the_last_one(client
     assert program.announce("/jobs", secret, 3 << 20) == 413
     used = client.ask(ListTokens()).tokens[0]
     assert (used.id, used.last_used_by) == (token.id, "127.0.0.1")
-    done = [one.via for one in client.audit() if (one.action, one.outcome) == ("submit", "done")]
+    done = [one.via for one in client.ask(ListAuditEntries()).audit if (one.action, one.outcome) == ("submit", "done")]
     assert done == ["token ci, 127.0.0.1"] * 2
     client.jobs.wait(made["job"]["id"])
 

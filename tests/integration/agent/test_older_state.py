@@ -23,7 +23,10 @@ from tests.rig.older_state import RECORDS, put_back, saved
 from tests.rig.sshd import SshdFarm
 from tests.rig.stores import use_engine
 from ugro.features.safe_mode.model import SafeMode
+from ugro.features.safe_mode.operations import ReconcileAgent
+from ugro.kernel.agent.operations import DrainNode, ResumeNode
 from ugro.kernel.jobs.model import Job
+from ugro.kernel.jobs.operations import CancelJob, ExplainJob
 from ugro.kernel.store.standing import BLOCK
 from ugro.kernel.support.errors import InSafeMode, NotAllowed
 from ugro.kernel.support.process import RECONCILE_POINTS
@@ -48,11 +51,11 @@ def submit(place: Place, key: str) -> Job:
 def saved_with_a_queue(place: Place, nodes: list[str]) -> Path:
     """A copy in which a job waits that has ended, and is gone from its node, since then."""
     for node in nodes:
-        place.ask(lambda client, node=node: client.drain(node))  # type: ignore[misc]
+        place.ask(lambda client, node=node: client.ask(DrainNode(node)))  # type: ignore[misc]
     place.submit(LATE)
     copy = saved(place.home, place.folder / "copy.db")
     for node in nodes:
-        place.ask(lambda client, node=node: client.resume(node))  # type: ignore[misc]
+        place.ask(lambda client, node=node: client.ask(ResumeNode(node)))  # type: ignore[misc]
     place.wait(lambda: place.job("late").is_final, "the queued job to end")
     run = f".ugro/agents/*/runs/{place.book.jobs['late']}.1"
     place.wait(lambda: not [path for root in place.roots for path in root.glob(run)], "its run to be removed")
@@ -108,7 +111,7 @@ def test_an_older_state_ends_nothing_and_catches_up_with_what_runs(tmp_path: Pat
         with pytest.raises(InSafeMode, match="takes no jobs"):
             submit(place, "no")
         with pytest.raises(InSafeMode, match="ends no jobs"):
-            place.ask(lambda client: client.jobs.cancel(known.id))
+            place.ask(lambda client: client.ask(CancelJob(str(known.id))))
         shown_everywhere(place, newer)
 
         code, out, _ = command(place, "agent", "reconcile", "--adopt")
@@ -167,7 +170,7 @@ def test_a_log_that_was_followed_is_whole_although_its_end_is_in_a_later_state()
         place.wait(lambda: not [path for root in place.roots for path in root.glob(run)], "its run to be removed")
         put_back(place.home, copy)
         safe_mode(place)
-        place.ask(lambda client: client.safe_mode.adopt())
+        place.ask(lambda client: client.ask(ReconcileAgent("adopt")))
         ended_well(place, small, "small")
 
 
@@ -181,7 +184,7 @@ def test_what_is_forgotten_is_ended_and_its_id_is_not_used_again() -> None:
         place.wait_begun("newer")
         put_back(place.home, copy)
         assert [run.job for run in safe_mode(place).runs] == [place.book.jobs["newer"]]
-        done = place.ask(lambda client: client.safe_mode.forget())
+        done = place.ask(lambda client: client.ask(ReconcileAgent("forget")))
         assert [change.what for change in done.forget] == ["end"]
         place.wait(lambda: not place.ledger.alive(), "its rank to be gone")
         place.wait(lambda: len(list(place.folder.glob("n*/.ugro/agents/*/runs/*"))) == 1, "its folder to be removed")
@@ -207,7 +210,7 @@ def test_nodes_that_have_met_later_generations_are_heard_and_obey_after_the_deci
         assert [run.job for run in mode.runs] == [newer.id]
         log = place.home / "agent.log"
         place.wait(lambda: log.read_text().count("is not probed") == 2, "the nodes that refuse us to be left alone")
-        assert place.ask(lambda client: client.safe_mode.adopt()).generation == met + 1
+        assert place.ask(lambda client: client.ask(ReconcileAgent("adopt"))).generation == met + 1
         opened(place, "newer")
         ended_well(place, newer, "newer")
         assert submit_gated(place, "after").id > BLOCK
@@ -222,7 +225,7 @@ def test_a_job_that_ended_meanwhile_is_not_run_again_although_only_nodes_remembe
         newer = submit_gated(place, "newer")
         put_back(place.home, copy, without=RECORDS)
         safe_mode(place)
-        place.ask(lambda client: client.safe_mode.adopt())
+        place.ask(lambda client: client.ask(ReconcileAgent("adopt")))
         assert "how is not known" in place.job("late").reason
         opened(place, "newer")
         ended_well(place, newer, "newer")
@@ -249,13 +252,13 @@ def test_no_job_of_a_whole_directory_that_was_put_back_starts_before_the_node_th
         late_to_answer(place, "n1", slow)
         assert place.agent().wait_ready()
         for node in ("n1", "n2"):
-            place.ask(lambda client, node=node: client.drain(node))  # type: ignore[misc]
+            place.ask(lambda client, node=node: client.ask(DrainNode(node)))  # type: ignore[misc]
         script = f"echo >>{place.folder}/begun; {gated(place.folder / 'late')}"
         wanted = {"name": "late", "command": ["sh", "-c", script], "cwd": "/"}
         late = place.ask(lambda client: client.jobs.submit(fields=wanted, env={}, key="late"))
         place.ask(lambda client: client.stop_agent())
         copy = Path(shutil.copytree(place.home, place.folder / "copy"))
-        place.ask(lambda client: client.resume("n1"))
+        place.ask(lambda client: client.ask(ResumeNode("n1")))
         place.wait(lambda: (place.folder / "begun").exists(), "the job to run on n1")
         end_agent(place.home)
         shutil.rmtree(place.home)
@@ -264,13 +267,13 @@ def test_no_job_of_a_whole_directory_that_was_put_back_starts_before_the_node_th
             db.execute("DELETE FROM drained_nodes")
         slow.touch()
         assert place.agent().wait_ready()
-        said = place.ask(lambda client: client.jobs.why(late.id))
-        assert said["text"] == "was queued before the agent started: waits until it is known what runs on n1"
+        said = place.ask(lambda client: client.ask(ExplainJob(str(late.id))))
+        assert said.text == "was queued before the agent started: waits until it is known what runs on n1"
         later = submit(place, "later")
         place.wait(lambda: in_state(place, later, "succeeded"), "a job of this agent's time to succeed")
         slow.unlink()
         assert [run.job for run in safe_mode(place).runs] == [late.id]
-        place.ask(lambda client: client.safe_mode.adopt())
+        place.ask(lambda client: client.ask(ReconcileAgent("adopt")))
         opened(place, "late")
         place.wait(lambda: in_state(place, late, "succeeded"), "it to succeed")
         assert (place.folder / "begun").read_text() == "\n"
@@ -316,7 +319,7 @@ def test_a_leased_job_is_kept_alive_in_safe_mode() -> None:
         for _ in range(2):
             until_ms = renewed_ms(place.roots[0])
             place.wait(lambda until_ms=until_ms: renewed_ms(place.roots[0]) > until_ms, "its lease to be renewed")  # type: ignore[misc]
-        place.ask(lambda client: client.safe_mode.adopt())
+        place.ask(lambda client: client.ask(ReconcileAgent("adopt")))
         opened(place, "newer")
         ended_well(place, newer, "newer")
 
@@ -344,10 +347,10 @@ def test_a_decision_that_is_cut_short_is_made_as_a_whole_or_not_at_all(point: st
         place.wait(lambda: armed.was_killed, "the agent to die")
         if point == "reconcile.recorded":
             with pytest.raises(NotAllowed, match="not in safe mode"):
-                place.ask(lambda client: client.safe_mode.adopt())
+                place.ask(lambda client: client.ask(ReconcileAgent("adopt")))
         else:
             safe_mode(place)
-            place.ask(lambda client: client.safe_mode.adopt() if how == "adopt" else client.safe_mode.forget())
+            place.ask(lambda client: client.ask(ReconcileAgent("adopt" if how == "adopt" else "forget")))
         opened(place, "newer")
         if how == "adopt":
             ended_well(place, newer, "newer")

@@ -11,21 +11,23 @@ from pathlib import Path
 from typing import Any
 
 from fastapi import Depends, FastAPI
+from starlette.types import Receive, Scope, Send
 
 from tests.rig.identity import CLUSTER, Answer, ask, person, running_agent
-from ugro.features.ray.api import add_ray_cluster_routes
 from ugro.features.ray.model import ClusterState, ClusterWish, Head, RayCluster
 from ugro.features.services.api import add_service_routes
 from ugro.features.services.model import DoorPlace, Revision, Service, ServiceSpec, ServiceState
-from ugro.features.sweeps.api import add_sweep_routes
 from ugro.features.sweeps.model import Budget, SweepState, TrialState
 from ugro.features.sweeps.store import NewSweep
-from ugro.kernel.access.gate import Gate
+from ugro.kernel.access.gate import Gate, who
 from ugro.kernel.access.model import Role
 from ugro.kernel.agent.agent import Agent
 from ugro.kernel.jobs.model import JobSpec
 from ugro.kernel.operations.access_rules import RULES
 from ugro.kernel.operations.app import answer_errors
+from ugro.kernel.operations.audit_trail import AuditTrail
+from ugro.kernel.operations.endpoints import add_operations, handlers_of
+from ugro.kernel.operations.registry import requests
 from ugro.kernel.support.codec import dumps
 
 ANN, BOB = person("ann", Role.USER), person("bob", Role.USER)
@@ -99,9 +101,11 @@ async def while_asked(agent: Agent, method: str, path: str, meanwhile: Change, b
     Gate(agent, RULES).guard(app)
     app.router.dependencies.append(Depends(happens))
     answer_errors(app)
-    add_ray_cluster_routes(app, agent)
+    handlers = handlers_of((agent.ray_clusters, agent.services))
+    add_operations(app, [kind for kind in requests() if kind in handlers], handlers)
     add_service_routes(app, agent.services)
-    add_sweep_routes(app, agent.sweeps)
+    handlers = handlers_of((agent.sweeps,))
+    add_operations(app, handlers, handlers)
     return await ask(app, method, path, caller=BOB, body=body)
 
 
@@ -249,11 +253,19 @@ def test_the_best_of_a_sweep_counts_as_a_job_that_waits(tmp_path: Path) -> None:
             trial = await agent.store.sweeps.add(made.id, (("mode", '"a"'),), [])
             await agent.store.sweeps.put(made.id, replace(trial, state=TrialState.COMPLETE, best=1.0))
 
+            async def between(scope: Scope, receive: Receive, send: Send) -> None:
+                await api({**scope}, receive, send)
+
             async def launch(key: str) -> Answer:
-                return await ask(api, "POST", "/v1/sweeps/mine/launch", caller=ANN, body={"user": "", "key": key})
+                body = {"user": "", "key": key}
+                recorded = AuditTrail(between, agent.audit, who)
+                return await ask(recorded, "POST", "/v1/sweeps/mine/launch", caller=ANN, body=body)
 
             first = await launch("k1")
             assert first.status == 200, first.body
+            await agent.audit.flush()
+            [entry] = await agent.audit.newest(1, "", None)
+            assert (entry.action, entry.subject) == ("launch best of sweep", f"1 → {first.document['job']['id']}")
             assert (await launch("k1")).document == first.document, "asked again, it is the same job"
             refused = await launch("k2")
             assert refused.kind == "not_allowed", refused.body

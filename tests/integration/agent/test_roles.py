@@ -37,10 +37,8 @@ from ugro.kernel.access.model import Role
 from ugro.kernel.access.service import Tokens
 from ugro.kernel.access.team_server import serve_team
 from ugro.kernel.agent.agent import Agent
-from ugro.kernel.agent.model import ServedFile
 from ugro.kernel.operations.access_rules import PAGES, RULES, Access
 from ugro.kernel.operations.app import create_app
-from ugro.kernel.support.state_dir import StateDir
 from ugro.web.access import COOKIE_LIFETIME_S, AccessSettings
 from ugro.web.access import Tokens as DashboardTokens
 from ugro.web.api_allowlist import is_allowed
@@ -83,10 +81,13 @@ def test_every_route_states_its_role(tmp_path: Path) -> None:
 
 
 def test_every_page_states_its_role(tmp_path: Path) -> None:
-    site = Site(Agent(StateDir(tmp_path), ServedFile(None)))
-    tokens = DashboardTokens(tmp_path / "token")
-    app = create_pages(site, FastAPI(), AccessSettings(tokens, frozenset(), "c", nobody))
-    assert stated(app.routes) == set(PAGES), "kernel/operations/access_rules.py states the role of each page"
+    async def scenario() -> None:
+        async with running_agent(tmp_path) as (agent, _):
+            access = AccessSettings(DashboardTokens(tmp_path / "token"), frozenset(), "c", nobody)
+            app = create_pages(Site(agent), FastAPI(), access)
+            assert stated(app.routes) == set(PAGES), "kernel/operations/access_rules.py states the role of each page"
+
+    asyncio.run(scenario())
 
 
 def test_nobody_gets_in_without_a_credential_that_suffices(tmp_path: Path) -> None:

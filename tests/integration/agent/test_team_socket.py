@@ -20,10 +20,11 @@ from tests.rig.agent import AgentProcess, log_tail
 from tests.rig.identity import MEMBER
 from tests.rig.waiting import wait_until
 from ugro import Client
+from ugro.kernel.access.operations import ListAuditEntries
 from ugro.kernel.access.service import user_name
 from ugro.kernel.access.team_server import open_socket
 from ugro.kernel.agent.model import AgentStatus
-from ugro.kernel.files.model import Snapshot, SyncReport
+from ugro.kernel.files.operations import GetJobResults, SyncCode, SyncSent, SyncTaken
 from ugro.kernel.jobs.model import Job
 from ugro.kernel.support.errors import NotAllowed
 
@@ -111,8 +112,8 @@ def test_a_member_is_who_the_kernel_says_and_others_do_not_get_in(client: Client
     assert "rank_0.log" in theirs
     assert "hush" not in theirs
     assert "config.json" not in theirs, "it has the values of variables"
-    assert "config.json" in [part.name for part in client.jobs.results(own.id)[1].parts]
-    entries = [one for one in client.audit() if one.user == MEMBER]
+    assert "config.json" in [part.name for part in client.ask(GetJobResults(str(own.id))).results.parts]
+    entries = [one for one in client.ask(ListAuditEntries()).audit if one.user == MEMBER]
     did = {(one.action, one.outcome) for one in entries}
     assert did >= {("submit", "done"), ("cancel", f"refused: job {own.id} is root's")}
     assert all(", uid 1" in one.via for one in entries)
@@ -166,7 +167,8 @@ def test_a_member_sends_code_and_fetches_results_that_the_agent_cannot_read(
             assert synced_files(member) == 1
             with pytest.raises(NotAllowed, match="run by its owner"):
                 member.restart_agent()
-        assert [one.outcome for one in client.audit(user=MEMBER) if one.action == "sync"] == ["done"]
+        entries = client.ask(ListAuditEntries(user=MEMBER)).audit
+        assert [one.outcome for one in entries if one.action == "sync"] == ["done"]
     finally:
         member.close()
 
@@ -179,12 +181,12 @@ def pulled(client: Client, job: Job, target: Path) -> str:
 
 def synced_files(client: Client, *, dry_run: bool = False) -> int:
     """Of the current folder, on the one node."""
-    snapshot, *reports = client.sync(".", dry_run=dry_run)
-    assert isinstance(snapshot, Snapshot)
+    taken, *reports = client.follow(SyncCode(str(Path.cwd()), dry_run=dry_run))
+    assert isinstance(taken, SyncTaken)
     last = reports[-1]
-    assert isinstance(last, SyncReport)
-    assert (last.state, last.error) == ("would" if dry_run else "done", None)
-    return snapshot.files
+    assert isinstance(last, SyncSent)
+    assert (last.node.state, last.node.error) == ("would" if dry_run else "done", None)
+    return taken.snapshot.files
 
 
 def test_code_of_a_member_that_only_the_agent_could_read_is_refused_in_one_sentence(client: Client) -> None:

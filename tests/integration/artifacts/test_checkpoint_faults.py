@@ -22,7 +22,7 @@ from tests.rig.nodeprogram import AGENT
 from tests.rig.waiting import wait_until
 from ugro.kernel.files.node_files import Found, NodeFiles, Where
 from ugro.kernel.files.results.checkpoints import CheckpointSync
-from ugro.kernel.jobs.engine.runs import Identity
+from ugro.kernel.links.node import Identity
 from ugro.kernel.support.errors import RemoteFailure, Unreachable
 from ugro.node import wire
 from ugro.node.files.listing import RunFile, encoded, fingerprint

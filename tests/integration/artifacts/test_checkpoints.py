@@ -19,10 +19,11 @@ from tests.rig.checkpoints import Rig, contents, is_home, job, name_at_home, nod
 from tests.rig.clock import HOUR_S, RigClock
 from tests.rig.nodeprogram import AGENT, agent_folder
 from ugro.kernel.files.node_files import Found, NodeFiles, Where
-from ugro.kernel.jobs.engine.runs import Identity, Runs, RunStart
+from ugro.kernel.jobs.engine.runs import Runs, RunStart
 from ugro.kernel.jobs.model import Retry
 from ugro.kernel.jobs.records import NodePlan, RankPlan
 from ugro.kernel.links.model import NodeSpec
+from ugro.kernel.links.node import Identity
 from ugro.kernel.support.errors import RemoteFailure
 
 MIB = 1 << 20

@@ -22,6 +22,8 @@ from tests.rig.waiting import wait_until
 from ugro import Client
 from ugro.cli.main import cli
 from ugro.client.client import Ended, OutputPiece
+from ugro.features.exec.operations import EndCommand
+from ugro.kernel.agent.operations import AddNode, DrainNode, ResumeNode
 from ugro.kernel.links.model import Status
 from ugro.kernel.support.errors import NotFound, Unsatisfiable, UsageError
 from ugro.lab.nodes import SimulatedGpu, build_nvml_stub, write_gpus
@@ -433,17 +435,17 @@ def test_a_program_can_do_what_the_commands_do(client: Client) -> None:
 def test_the_best_node_is_never_a_drained_one_from_that_moment_on(client: Client) -> None:
     first = client.best_node()
     assert first.name in ("n001", "n002")
-    client.drain(first.name, "rest")
+    client.ask(DrainNode(first.name, "rest"))
     try:
         second = client.best_node()
         assert {first.name, second.name} == {"n001", "n002"}
         assert [(out.name, out.reason) for out in second.excluded] == [(first.name, "is drained: rest")]
-        client.drain(second.name)
+        client.ask(DrainNode(second.name))
         with pytest.raises(Unsatisfiable, match="no node can take work"):
             client.best_node()
     finally:
-        client.resume("n001")
-        client.resume("n002")
+        client.ask(ResumeNode("n001"))
+        client.ask(ResumeNode("n002"))
     assert client.best_node().excluded == ()
 
 
@@ -452,7 +454,7 @@ def test_errors_are_typed(client: Client) -> None:
         client.health(["n01"])
     assert caught.value.hint == "did you mean n001?"
     with pytest.raises(UsageError):
-        client.add_node("n001")
+        client.ask(AddNode("n001"))
     with pytest.raises(UsageError):
         list(client.exec(["n001"], []))
 
@@ -473,7 +475,7 @@ def test_calls_can_be_made_while_a_command_streams(client: Client) -> None:
 def test_leaving_an_iterator_ends_its_command(client: Client, farm: SshdFarm) -> None:
     running = client.exec(["n001"], ["sh", "-c", "echo here; exec sleep 1000"], key="mine")
     assert isinstance(next(running), OutputPiece)
-    client.cancel("mine")
+    client.ask(EndCommand("mine"))
     [ended] = [event for event in running if isinstance(event, Ended)]
     assert ended.signal == signal.SIGTERM
     abandoned = client.exec(["n001"], ["sh", "-c", "echo $$; exec sleep 1000"])
@@ -489,13 +491,13 @@ def test_a_long_lived_client_survives_its_agent(client: Client, ugro: Ugro) -> N
     assert len(client.health()) == 2
     before = client.agent()
     assert ugro("agent", "stop").returncode == 0
-    client.drain("n002")
+    client.ask(DrainNode("n002"))
     assert client.agent().generation == before.generation + 1
     before = client.agent()
     assert client.stop_agent()
     assert not client.stop_agent()
     assert client.running_agent() is None
-    client.drain("n002")
-    client.resume("n002")
+    client.ask(DrainNode("n002"))
+    client.ask(ResumeNode("n002"))
     assert client.agent().generation == before.generation + 1
     assert len(client.health()) == 2

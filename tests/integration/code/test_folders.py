@@ -18,7 +18,7 @@ from tests.rig.code import AGENT, CodeRig, seen
 from tests.rig.sshd import SshdFarm
 from tests.rig.waiting import wait_until, wait_until_dead
 from ugro.kernel.files.code.folders import FolderTransfers
-from ugro.kernel.jobs.engine.runs import Identity
+from ugro.kernel.links.node import Identity
 from ugro.kernel.links.transport import node_program
 from ugro.kernel.store.database import Store
 from ugro.kernel.support.errors import TimedOut, Unreachable

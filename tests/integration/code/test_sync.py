@@ -19,8 +19,8 @@ from tests.rig.disk import SmallDisk
 from tests.rig.waiting import processes_with_variable
 from ugro.kernel.files.code.service import Code
 from ugro.kernel.files.code.transfer import CodeTransfers
-from ugro.kernel.jobs.engine.runs import Identity
 from ugro.kernel.links.cluster import Cluster
+from ugro.kernel.links.node import Identity
 from ugro.kernel.links.transport import node_program
 from ugro.kernel.store.database import Store
 from ugro.kernel.support.errors import RemoteFailure, TimedOut, Unreachable
@@ -202,7 +202,7 @@ async def test_contents_that_arrive_damaged_are_not_kept_and_are_named(rig: Code
     async with rig.agent("n1") as sending:
         there = sending.contents("n1")
         link = await there.node.ready(20)
-        params = there.identity.params(root=taken.id, bytes=200_000, limit_bytes=1 << 40)
+        params = there.identity.params(root=taken.id, size=200_000, limit_bytes=1 << 40)
         stream = link.stream("contents.receive", params)
         parts = [part for key in ids for part in record(key, store.locate(key).kind, store.read(key))]
         damaged = bytearray(b"".join(parts))
@@ -227,7 +227,7 @@ async def test_what_is_no_stream_of_contents_is_refused_and_changes_nothing(rig:
         there = sending.contents("n1")
         link = await there.node.ready(20)
         for nonsense in (b"\xff" * 100, b"\0" * 9 + b"x", block(b"x" * 20, compressed=False), b"\1" + b"\0" * 3):
-            params = there.identity.params(root=taken.id, bytes=100, limit_bytes=1 << 40)
+            params = there.identity.params(root=taken.id, size=100, limit_bytes=1 << 40)
             stream = link.stream("contents.receive", params)
             link.send(3, stream.number, nonsense)
             link.send(3, stream.number)

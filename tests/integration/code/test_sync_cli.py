@@ -19,6 +19,7 @@ from tests.rig.permissions import WITHOUT
 from tests.rig.sshd import SshdFarm
 from tests.rig.waiting import wait_until, wait_until_dead
 from ugro.client.client import Client
+from ugro.kernel.files.operations import GetSyncTotals
 
 HELD = "import os, time\nwhile not os.path.exists({go!r}):\n    time.sleep(0.02)\nprint(open('version').read())\n"
 
@@ -247,7 +248,7 @@ def test_many_commands_of_one_folder_take_one_snapshot(ugro: Ugro, here: Path) -
         for job in jobs:
             client.jobs.wait(job.id, timeout_s=60)
         assert {b"".join(piece.content for piece in client.jobs.logs(job.id)) for job in jobs[::20]} == {b"hello"}
-        totals = client.sync_totals()
+        totals = client.ask(GetSyncTotals())
         assert totals.snapshots == 1
         assert totals.syncs <= 2, "once for each node"
 

@@ -14,6 +14,8 @@ import pytest
 from tests.rig import inside
 from tests.rig.agent import environment
 from tests.rig.browser import Dashboard
+from ugro.kernel.access.operations import ListAuditEntries
+from ugro.kernel.agent.operations import DrainNode, ResumeNode
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -63,7 +65,8 @@ def test_commands_and_browsers_are_recorded_with_who_did_it(dashboard: Dashboard
 
 @pytest.mark.proof
 def test_the_log_outlives_the_agent(dashboard: Dashboard) -> None:
-    dashboard.client.drain("here", "for the audit")
+    dashboard.client.ask(DrainNode("here", "for the audit"))
     dashboard.restart()
-    assert [one.subject for one in dashboard.client.audit() if one.action == "drain"] == ["here for the audit"]
-    dashboard.client.resume("here")
+    entries = dashboard.client.ask(ListAuditEntries()).audit
+    assert [one.subject for one in entries if one.action == "drain"] == ["here for the audit"]
+    dashboard.client.ask(ResumeNode("here"))

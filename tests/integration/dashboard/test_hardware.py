@@ -23,6 +23,7 @@ from ugro.features.hardware.model import (
     StorageFigures,
 )
 from ugro.features.hardware.service import MeasuredHardware
+from ugro.features.health.operations import Diagnose
 from ugro.kernel.agent.model import Grade
 from ugro.kernel.store.database import Store
 from ugro.kernel.support.state_dir import StateDir
@@ -77,7 +78,7 @@ def test_the_page_has_bars_of_devices_a_matrix_of_links_and_what_became_slower(
     assert accessibility_problems(page) == []
     page.goto(f"{dashboard.url}/nodes/gpu1")
     expect(page.locator("main")).to_contain_text("3 measurements")
-    [worse] = [one for one in dashboard.client.doctor(["gpu1"]) if one.check == "measured"]
+    [worse] = [one for one in dashboard.client.follow(Diagnose(("gpu1",))) if one.check == "measured"]
     assert (worse.subject, worse.grade) == ("gpu1", Grade.WARNING)
     page.goto(f"{dashboard.url}/nodes/gpu3")
     expect(page.locator("main")).to_contain_text("Not measured yet")

@@ -16,6 +16,7 @@ from tests.rig.ports import free_port
 from tests.rig.training import Pretend
 from tests.rig.waiting import wait_until
 from ugro.kernel.jobs.model import Job, JobState
+from ugro.kernel.jobs.operations import CancelJob
 from ugro.lab.nodes import SimulatedGpu, build_nvml_stub, write_gpus
 
 if TYPE_CHECKING:
@@ -302,7 +303,7 @@ def test_a_job_is_cancelled_and_tried_again_by_its_buttons(
     page.wait_for_url(re.compile(rf"/jobs/(?!{job.id}$)\d+$"))
     again = dashboard.client.jobs.get(page.url.rpartition("/")[2])
     assert again.spec == job.spec
-    dashboard.client.jobs.cancel(again.id)
+    dashboard.client.ask(CancelJob(str(again.id)))
     _wait_for_state(page, "cancelled")
 
 

@@ -11,6 +11,7 @@ from tests.integration.dashboard.test_access import FOREIGN
 from tests.rig.browser import ONE_NODE, Dashboard, dashboards
 from tests.rig.web import ask
 from ugro.kernel.jobs.model import Job, JobState
+from ugro.kernel.jobs.operations import GetJobFile
 
 _SECRET = "hush-hush"
 _SCRIPT = "import os, sys\nprint('code', {}, sys.argv[1:], len(os.environ['API_TOKEN']))\n"
@@ -87,7 +88,7 @@ def test_only_the_page_itself_launches_and_only_what_has_the_same_code(
     dashboard: Dashboard, page: Page, job: Job
 ) -> None:
     where = f"{dashboard.url}/jobs/{job.id}/again"
-    text = dashboard.client.jobs.file(job.id)
+    text = dashboard.client.ask(GetJobFile(str(job.id))).file
     before = len(dashboard.client.jobs.newest())
     for headers in FOREIGN:
         body = json.dumps({"key": "k" * 20, "text": text, "fields": {}})

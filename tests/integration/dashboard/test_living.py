@@ -14,6 +14,7 @@ from playwright.sync_api import Browser, Page, expect
 
 from tests.rig.browser import Dashboard, accessibility_problems, contexts, dashboards, is_live
 from ugro.kernel.jobs.model import JobState
+from ugro.kernel.jobs.operations import CancelJob
 from ugro.lab.nodes import SimulatedGpu, build_nvml_stub, write_gpus
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="not installed: a C compiler")
@@ -49,7 +50,7 @@ def test_every_gpu_has_a_tile_and_a_job_stands_beside_its_own_until_it_ends(dash
     mine = tiles.filter(has=page.get_by_role("link", name=f"{job} holds-two"))
     expect(mine).to_have_count(2)
     expect(mine.first).to_contain_text("● running")
-    dashboard.client.jobs.cancel(job)
+    dashboard.client.ask(CancelJob(str(job)))
     expect(mine).to_have_count(0)
     expect(page.locator("[data-part=gpus] header")).to_contain_text("11 of 12 free")
 
@@ -98,7 +99,7 @@ def test_everybody_can_read_the_grid(dashboard: Dashboard, browser: Browser, the
         expect(page.locator("[data-part=gpus]").get_by_role("link", name=re.compile(f"^{job} "))).to_be_visible()
         assert accessibility_problems(page) == []
         assert page.evaluate(_OVERFLOW) <= 0
-    dashboard.client.jobs.cancel(job)
+    dashboard.client.ask(CancelJob(str(job)))
 
 
 # --- outputs ------------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from tests.rig.browser import ONE_NODE, Dashboard, accessibility_problems, brows
 from tests.rig.engine import gated
 from tests.rig.older_state import put_back, saved
 from tests.rig.waiting import wait_until
+from ugro.features.safe_mode.operations import ReconcileAgent
 
 if TYPE_CHECKING:
     from playwright.sync_api import BrowserContext
@@ -46,7 +47,7 @@ def test_every_page_says_that_the_agent_is_in_safe_mode_until_it_was_decided(
         assert f"attempt 1 of job {job}" in banner
         assert "ugro agent reconcile" in banner
     assert accessibility_problems(page) == []
-    dashboard.client.safe_mode.adopt()
+    dashboard.client.ask(ReconcileAgent("adopt"))
     page.goto(dashboard.url + "/jobs")
     assert page.locator("#safe-mode").count() == 0
     gate.touch()

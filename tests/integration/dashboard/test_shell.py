@@ -12,6 +12,7 @@ from playwright.sync_api import Browser, BrowserContext, Page, Route, expect
 from tests.rig.browser import Dashboard, accessibility_problems, contexts, dashboards, is_live
 from tests.rig.ports import free_port
 from tests.rig.waiting import wait_until
+from ugro.kernel.jobs.operations import CancelJob
 
 PAGES = ("/", "/nodes/here", "/settings", "/about", "/no-such-page")
 
@@ -45,7 +46,7 @@ def test_a_waiting_job_says_why_it_waits(dashboard: Dashboard, page: Page) -> No
     expect(queue).to_contain_text(f"{second} second")
     expect(queue).to_contain_text(f"job {first}")
     for job in (second, first):
-        dashboard.client.jobs.cancel(job)
+        dashboard.client.ask(CancelJob(str(job)))
     expect(queue, "a panel with nothing in it is not there").to_be_hidden()
 
 

@@ -11,22 +11,16 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from fastapi import FastAPI
-from fastapi.routing import APIRoute
 from playwright.sync_api import Browser, expect
 
 import ugro
 from tests.rig.browser import ONE_NODE, Dashboard, contexts, dashboards, is_live
-from tests.rig.identity import nobody
 from tests.rig.waiting import wait_until
 from tests.rig.web import Answer, ask, connect, cookie_of, own, sign_in
-from ugro.kernel.agent.agent import Agent
-from ugro.kernel.agent.model import ServedFile
+from ugro.kernel.access.operations import ListAuditEntries
+from ugro.kernel.files.operations import GetJobResults
 from ugro.kernel.operations.access_rules import PAGES
 from ugro.kernel.support.state_dir import StateDir
-from ugro.web.access import AccessSettings, Tokens
-from ugro.web.dashboard import create_pages
-from ugro.web.site import Site
 
 
 @pytest.fixture(scope="module")
@@ -164,29 +158,21 @@ def test_all_tabs_know_when_one_signs_out(dashboard: Dashboard, browser: Browser
 # --- a GET only looks ----------------------------------------------------------------------------------------------
 
 
-def get_paths(tmp_path: Path) -> list[str]:
-    """Of all routes of the dashboard, with something plausible where they have a gap."""
-    site = Site(Agent(StateDir(tmp_path), ServedFile(None)))
-    access = AccessSettings(Tokens(tmp_path / "token"), frozenset(), "c", nobody)
-    app = create_pages(site, FastAPI(), access)
-    routes = [route for route in app.routes if isinstance(route, APIRoute) and "GET" in (route.methods or ())]
-    return [filled(route.path) for route in routes]
-
-
-def test_no_get_changes_anything(dashboard: Dashboard, cookie: str, tmp_path: Path) -> None:
+def test_no_get_changes_anything(dashboard: Dashboard, cookie: str) -> None:
     number = dashboard.submit("a", "sh", "-c", "echo hello; echo there > $UGRO_OUTPUT/result.txt")
     assert number == 1
     dashboard.client.jobs.wait(1)
     # Of a small job, files of what the database holds are made when somebody looks; here a command was first.
     list(dashboard.client.jobs.logs(1))
-    dashboard.client.jobs.results(1)
+    dashboard.client.ask(GetJobResults("1"))
     wait_until(lambda: _state(dashboard.home)["attempt_environments"], 30, "the packages of the node to be recorded")
+    wait_until(lambda: dict(_meta(dashboard.home))["told_jobs"] != "0", 30, "the job's end to be told")
     extra = ["/v1/nodes", "/v1/agent", "/v1/nodes/here/drain", "/v1/jobs/1/cancel", "/v1/jobs/1/notes", "/metrics"]
     queries = ["/login?once=x", "/jobs/1/file?name=result.txt", "/jobs/1/log?rank=0", "/compare?jobs=1"]
-    paths = [*get_paths(tmp_path), *extra, *queries]
+    paths = [*(path for method, path in every_page() if method == "GET"), *extra, *queries]
     assert len(paths) > 25
     link = dashboard.link()
-    dashboard.client.audit()  # what was done before is written down by now
+    dashboard.client.ask(ListAuditEntries())  # what was done before is written down by now
     before = _state(dashboard.home)
     for path in paths:
         for method in ("GET", "HEAD"):
@@ -195,6 +181,11 @@ def test_no_get_changes_anything(dashboard: Dashboard, cookie: str, tmp_path: Pa
             ask(dashboard, method, path, {"cookie": cookie, "ugro-ssh-auth-sock": "/tmp/evil"}, "")
             assert _state(dashboard.home) == before, f"{method} {path}"
     assert sign_in(dashboard, link).status == 303, "the link was not used up"
+
+
+def _meta(home: Path) -> list[tuple[str, str]]:
+    with closing(sqlite3.connect(f"file:{home / 'state.db'}?mode=ro", uri=True)) as database:
+        return database.execute("SELECT key, value FROM meta").fetchall()
 
 
 def _state(home: Path) -> dict[str, object]:

@@ -13,8 +13,9 @@ from playwright.sync_api import Browser, Locator, Page, expect
 
 from tests.rig.browser import Dashboard, accessibility_problems, contexts, dashboards
 from tests.rig.sweeps import make_sweep
-from ugro.features.sweeps.client import SweepWish
+from ugro.features.sweeps.client import SweepWish, html
 from ugro.features.sweeps.model import Budget
+from ugro.features.sweeps.operations import GetSweep
 
 NODES = "nodes:\n  here: {transport: local, remote_root: '%(home)s/here'}\n"
 COUNT = 60
@@ -66,7 +67,7 @@ def numbers(page: Page) -> list[int]:
 
 
 def expected(dashboard: Dashboard, **ranges: tuple[float, float]) -> list[int]:
-    trials = dashboard.client.sweeps.get("digits").trials
+    trials = dashboard.client.ask(GetSweep("digits")).sweep.trials
     return [
         trial.number
         for trial in trials
@@ -280,13 +281,13 @@ def test_a_study_whose_trials_have_different_parameters_is_shown(
     page.keyboard.press("ArrowUp")
     expect(page.locator("#selected-trials")).to_contain_text(re.compile("[1-4] of 8 are selected: x"))
     assert accessibility_problems(page) == []
-    assert dashboard.client.sweeps.html("study")[1]
+    assert html(dashboard.client, "study")[1]
 
 
 def test_a_report_needs_no_server_and_has_the_same_charts(
     dashboard: Dashboard, browser: Browser, tmp_path: Path
 ) -> None:
-    found, text = dashboard.client.sweeps.html("digits")
+    found, text = html(dashboard.client, "digits")
     assert found.name == "digits"
     file = tmp_path / "digits.html"
     file.write_text(text)

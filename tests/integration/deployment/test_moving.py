@@ -18,7 +18,9 @@ from tests.rig.judge import Task
 from tests.rig.sshd import SshdFarm
 from tests.rig.waiting import wait_until
 from ugro import Client
+from ugro.features.safe_mode.operations import ReconcileAgent
 from ugro.kernel.agent.model import AgentStatus
+from ugro.kernel.agent.operations import DrainNode, ResumeNode
 from ugro.kernel.jobs.model import Job
 from ugro.kernel.support.errors import InSafeMode
 
@@ -163,7 +165,7 @@ def test_an_old_agent_that_was_restarted_since_the_backup_does_not_share_its_gen
         """A node may say first that it has met the generation of that restart: then the user decides."""
         mode = status(place, new).safe_mode
         if mode is not None and not mode.not_asked and any("has met generation" in reason for reason in mode.reasons):
-            place.ask(lambda client: client.safe_mode.adopt(), new)
+            place.ask(lambda client: client.ask(ReconcileAgent("adopt")), new)
         return status(place, new).safe_mode is None
 
     wait_until(decided, _PATIENCE_S, "the moved agent to go on")
@@ -176,11 +178,11 @@ def test_an_old_agent_that_was_restarted_since_the_backup_does_not_share_its_gen
 def test_what_has_run_since_the_backup_does_not_start_again(place: Place, has_cluster_file: bool) -> None:
     nodes = [root.parent.parent.name for root in place.roots]
     for node in nodes:
-        place.ask(lambda client, node=node: client.drain(node))  # type: ignore[misc]
+        place.ask(lambda client, node=node: client.ask(DrainNode(node)))  # type: ignore[misc]
     place.submit(LATE)
     file = backed_up(place)
     for node in nodes:
-        place.ask(lambda client, node=node: client.resume(node))  # type: ignore[misc]
+        place.ask(lambda client, node=node: client.ask(ResumeNode(node)))  # type: ignore[misc]
     place.wait(lambda: place.job("late").is_final, "the queued job to end")
     run = f".ugro/agents/*/runs/{place.book.jobs['late']}.1"
     place.wait(lambda: not [path for root in place.roots for path in root.glob(run)], "its run to be removed")
@@ -196,7 +198,7 @@ def test_what_has_run_since_the_backup_does_not_start_again(place: Place, has_cl
     found = place.job("late", new)
     assert (found.state, "how is not known" in found.reason) == ("failed", True)
     for node in nodes:
-        place.ask(lambda client, node=node: client.resume(node), new)  # type: ignore[misc]
+        place.ask(lambda client, node=node: client.ask(ResumeNode(node)), new)  # type: ignore[misc]
     works(place, new)
     assert [entry.event for entry in place.ledger.entries() if entry.token == "late"].count("begin") == 1
 

@@ -14,6 +14,7 @@ from tests.rig.clock import HOUR_S, YEAR_S, RigClock
 from tests.rig.judge import Task
 from tests.rig.sshd import SshdFarm
 from tests.rig.waiting import signal_all
+from ugro.features.health.operations import Diagnose
 from ugro.kernel.support.moments import now
 
 ENDLESS = Task("endless", lines=1_000_000, pause_s=0.05)
@@ -42,7 +43,8 @@ def test_a_clock_that_is_set_changes_no_time_limit_and_no_pause_before_a_retry()
         wait_said(place, "set forward by 5h")
         place.wait(lambda: place.job("endless").state == "running", "it to be found again")
         assert place.job("endless").lasts_s(now()) < HOUR_S
-        [finding] = place.ask(lambda client: [one for one in client.doctor() if one.check == "clock" and one.remedy])
+        found = place.ask(lambda client: list(client.follow(Diagnose())))
+        [finding] = [one for one in found if one.check == "clock" and one.remedy]
         assert "set forward by 5h; time limits and pauses are not changed" in finding.text
         for token in ("endless", "lost"):
             place.cancel(token)

@@ -30,10 +30,11 @@ from ugro.kernel.jobs.engine.leases import Leases
 from ugro.kernel.jobs.engine.placed_runs import PlacedRuns
 from ugro.kernel.jobs.engine.preflight import LaunchRefused, Preflight
 from ugro.kernel.jobs.engine.run_tracker import RunTracker
-from ugro.kernel.jobs.engine.runs import Identity, RunStatus
+from ugro.kernel.jobs.engine.runs import RunStatus
 from ugro.kernel.jobs.model import Cause, Disconnect, Job, JobSpec, JobState, Launcher, OnLost, Placement, Share, Stop
 from ugro.kernel.links.cluster import Cluster
 from ugro.kernel.links.diagnosis import Apart, Endpoint, Meeting, meet
+from ugro.kernel.links.node import Identity
 from ugro.kernel.store.database import Store
 from ugro.node.messages import Connections
 

@@ -78,9 +78,9 @@ def test_nothing_is_said_in_the_middle_of_a_message(tmp_path: Path) -> None:
         for _ in range(200):  # the loop sends the rest when it goes on
             link.send(wire.INPUT, 1, b"x" * wire.CHUNK)
         assert not link.speak()
-        assert (await link.call("probe", {}, timeout_s=60)) is not None
+        assert (await link.call("probe", {"gpu_timeout_s": 5}, timeout_s=60)) is not None
         assert link.speak()
-        assert (await link.call("probe", {}, timeout_s=60)) is not None
+        assert (await link.call("probe", {"gpu_timeout_s": 5}, timeout_s=60)) is not None
         link.close()
         assert not link.speak()
         await link.wait_closed()

@@ -13,7 +13,7 @@ from tests.rig.engine import KEY, EngineRig
 from tests.rig.waiting import wait_until
 from ugro.features.environments.model import EnvRequest, Made
 from ugro.features.environments.service.service import PythonEnvService
-from ugro.kernel.jobs.engine.runs import Identity
+from ugro.kernel.links.node import Identity
 from ugro.kernel.support.errors import Unreachable
 from ugro.kernel.support.state_dir import StateDir
 

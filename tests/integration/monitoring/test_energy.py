@@ -15,6 +15,8 @@ from tests.rig.browser import Dashboard, dashboards
 from tests.rig.training import Pretend
 from tests.rig.waiting import wait_until
 from tests.rig.web import ask, cookie_of, sign_in
+from ugro.features.training.operations import GetJobEnergy
+from ugro.kernel.files.operations import GetJobResults
 from ugro.lab.nodes import SimulatedGpu, build_nvml_stub, write_gpus
 
 POWERS_W = (120.0, 30.0)
@@ -84,7 +86,7 @@ def page(dashboard: Dashboard, path: str) -> str:
 def test_what_a_job_used_is_everywhere(dashboard: Dashboard, ugro: Ugro, tmp_path: Path) -> None:
     job = submitted(dashboard, tmp_path)
     assert dashboard.client.jobs.wait(job, timeout_s=60).exit_code == 0
-    wait_until(lambda: dashboard.client.jobs.results(job)[1].state == "home", 30, "its files")
+    wait_until(lambda: dashboard.client.ask(GetJobResults(str(job))).results.state == "home", 30, "its files")
     energy = document(ugro, "results", str(job))["job"]["results"]["energy"]
     by_device = {one["device"]: one for one in energy["devices"]}
     for number, power_w in enumerate(POWERS_W):
@@ -121,7 +123,7 @@ def test_a_profile_has_samples_per_joule_and_names_the_device_that_only_costs_en
     records.write_bytes(b"".join(pretend.run(60)))
     job = submitted(dashboard, tmp_path, str(records), script=TELLS)
     assert dashboard.client.jobs.wait(job, timeout_s=60).exit_code == 0
-    wait_until(lambda: dashboard.client.jobs.results(job)[1].state == "home", 30, "its files")
+    wait_until(lambda: dashboard.client.ask(GetJobResults(str(job))).results.state == "home", 30, "its files")
     found = document(ugro, "profile", str(job))["job"]["profile"]
     first, second = found["ranks"]
     assert first["watts"] / second["watts"] == pytest.approx(POWERS_W[0] / POWERS_W[1], rel=0.1)
@@ -151,7 +153,7 @@ def test_a_running_job_is_counted_and_its_energy_outlives_its_files(
     job = submitted(dashboard, tmp_path, str(go_on))
     name = f'ugro_job_energy_joules_total{{job_id="{job}"'
     wait_until(lambda: name in ugro("metrics").stdout, 60, "the energy of a job that runs")
-    first = dashboard.client.jobs.energy(job)
+    first = dashboard.client.ask(GetJobEnergy(str(job))).energy
     assert first is not None
     wait_until(lambda: _joules(dashboard, job) > first.joules, 60, "it to grow")
     go_on.touch()
@@ -164,5 +166,5 @@ def test_a_running_job_is_counted_and_its_energy_outlives_its_files(
 
 
 def _joules(dashboard: Dashboard, job: int) -> float:
-    found = dashboard.client.jobs.energy(job)
+    found = dashboard.client.ask(GetJobEnergy(str(job))).energy
     return 0.0 if found is None else found.joules

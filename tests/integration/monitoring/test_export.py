@@ -35,7 +35,7 @@ def points(first: int, count: int, job: int = 7) -> dict[SeriesKey, Points]:
 
 
 def section(text: str) -> ExportSection:
-    return config_of(f"nodes: [gpu1]\nexport: {{interval: 50ms, {text}}}\n").export
+    return config_of(f"nodes: [gpu1]\nexport: {{interval: 50ms, {text}}}\n").section(ExportSection)
 
 
 class Rig:

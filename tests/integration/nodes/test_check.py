@@ -50,7 +50,7 @@ async def local_link(root: Path, name: str = "here") -> AsyncIterator[Link]:
 
 
 async def port_of(link: Link) -> tuple[Any, int]:
-    params = {"what": "listen", "ports": [0], "word": "hello", "reply": "world", "timeout_s": 30}
+    params = {"what": "listen", "ports": [0], "word": "hello", "reply": "world", "limit_s": 30, "timeout_s": 30}
     stream = link.stream("check", params)
     async for _, said in stream:
         return stream, int(wire.parse(said)["ports"][0])
@@ -65,7 +65,7 @@ def answers(port: int) -> bool:
 
 def connect(port: int, *addresses: str, word: str = "hello", connect_s: float = 4) -> Connections:
     target = {"node": "here", "addresses": addresses or ["127.0.0.1"], "ports": [port], "word": word, "reply": "world"}
-    return connectivity.connect({"targets": [target], "connect_s": connect_s, "settle_s": 0})
+    return connectivity.connect(targets=[target], connect_s=connect_s, settle_s=0)
 
 
 def test_a_listener_is_gone_with_its_node_program(tmp_path: Path) -> None:
@@ -235,11 +235,11 @@ def test_root_is_left_alone_by_logind_unless_told_otherwise(tmp_path: Path) -> N
 
 
 def test_the_root_is_really_written_and_left_clean(tmp_path: Path) -> None:
-    found = system.root(str(tmp_path))
+    found = system.root(path=str(tmp_path))
     assert found.error is None
     assert (found.free_bytes or 0) > 0
     left = [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()]
     assert left == [".ugro/folder-id"]
-    assert system.root(str(tmp_path)).folder_id == found.folder_id != ""
+    assert system.root(path=str(tmp_path)).folder_id == found.folder_id != ""
     assert system.filesystem_of("/dev/shm") == "tmpfs"
-    assert system.root(str(tmp_path / "missing")).error == "No such file or directory"
+    assert system.root(path=str(tmp_path / "missing")).error == "No such file or directory"

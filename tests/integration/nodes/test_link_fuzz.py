@@ -92,7 +92,7 @@ async def asked(spec: NodeSpec, timeout_s: float = 5) -> dict[str, Any] | UgroEr
     except UgroError as error:
         return error
     try:
-        return await link.call("probe", {}, timeout_s=timeout_s)
+        return await link.call("probe", {"gpu_timeout_s": 5}, timeout_s=timeout_s)
     except UgroError as error:
         return error
     finally:

@@ -37,6 +37,7 @@ from ugro.kernel.config.schema import Config
 from ugro.kernel.links.cluster import Inventory
 from ugro.kernel.links.model import NodeReport, NodeSpec, Status
 from ugro.kernel.links.node import Dialling, Node
+from ugro.kernel.links.operations import CheckHealth
 from ugro.kernel.links.transport import SshOptions
 from ugro.kernel.support.errors import Unreachable
 
@@ -59,7 +60,7 @@ def arrivals(ugro: Ugro, cluster: Path) -> dict[str, tuple[float, NodeReport]]:
     ugro("agent", "start")
     with Client(home=ugro.home, cluster=cluster) as client:
         began = time.monotonic()
-        return {report.name: (time.monotonic() - began, report) for report in client.iter_health()}
+        return {report.name: (time.monotonic() - began, report) for report in client.follow(CheckHealth())}
 
 
 # --- what fails, and what does not ---------------------------------------------------------------------------------

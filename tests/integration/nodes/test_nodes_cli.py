@@ -22,6 +22,7 @@ from tests.integration.conftest import Farms, Ugro
 from tests.integration.sharing import commands
 from tests.rig.sshd import SshdFarm, SshdNode
 from tests.rig.waiting import wait_until
+from ugro.kernel.links.operations import GetHostKey, TrustHostKey
 
 
 @pytest.fixture(scope="module")
@@ -420,11 +421,11 @@ def test_a_key_that_changes_between_look_and_word_is_refused(strangers: tuple[Ug
     ugro, farm = strangers
     ugro("agent", "start")
     with Client(home=ugro.home, any_cluster=True) as client:
-        seen = client.host_key("n001")
+        seen = client.ask(GetHostKey("n001"))
         farm["n001"].change_host_key()
         before = farm.known_hosts.read_text()
         with pytest.raises(NotAllowed, match="differs from the one that was shown"):
-            client.trust(seen, replace=True)
+            client.ask(TrustHostKey(seen.node, seen.fingerprints, replace=True))
         assert farm.known_hosts.read_text() == before
 
 

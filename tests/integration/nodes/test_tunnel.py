@@ -24,7 +24,9 @@ from tests.rig.sshd import SshdFarm
 from tests.rig.waiting import wait_until
 from ugro.client.client import Client
 from ugro.client.tunnel import Dialer, NodeStream
+from ugro.kernel.access.operations import ListAuditEntries
 from ugro.kernel.jobs.model import JobState
+from ugro.kernel.jobs.operations import CancelJob
 from ugro.kernel.links.tunnels import MOST_OF_NODE
 from ugro.kernel.support.errors import NotAllowed, NotFound, RemoteFailure, Unreachable, UsageError
 from ugro.node import net as forward
@@ -320,7 +322,7 @@ def test_a_socket_in_a_jobs_run_directory_is_reached_and_nothing_outside_it(clie
         Dialer(client, "n002", job=job, socket="talk/rank1")()
     with pytest.raises(NotFound, match=f"job {job} does not run on n001"):
         Dialer(client, "n001", job=job, socket="talk/rank0")()
-    client.jobs.cancel(job)
+    client.ask(CancelJob(str(job)))
     assert client.jobs.wait(job, timeout_s=30).state is JobState.CANCELLED
     with pytest.raises(NotFound, match=f"job {job} does not run on n002"):
         Dialer(client, "n002", job=job, socket="talk/rank0")()
@@ -330,5 +332,5 @@ def test_a_tunnel_is_recorded_once_for_all_its_connections(client: Client) -> No
     with serving(echo) as port, client.tunnel("n002", port) as local_port:
         for _ in range(3):
             assert exchanged(local_port, b"hello") == b"hello"
-        entries = [one for one in client.audit() if one.subject == f"n002 port {port}"]
+        entries = [one for one in client.ask(ListAuditEntries()).audit if one.subject == f"n002 port {port}"]
     assert [(one.action, one.outcome, one.via) for one in entries] == [("tunnel", "done", f"pid {os.getpid()}")]

@@ -27,6 +27,7 @@ from ugro.features.remote_access.client.agent import RemoteClient
 from ugro.features.remote_access.client.link import MasterLink
 from ugro.features.remote_access.client.master import Master
 from ugro.kernel.jobs.model import JobState
+from ugro.kernel.jobs.operations import CancelJob
 from ugro.kernel.support.errors import NotAllowed, UsageError
 from ugro.kernel.support.state_dir import StateDir
 
@@ -138,7 +139,7 @@ def test_the_python_api_submits_follows_cancels_and_pulls(
         job = client.jobs.submit(fields={"script": "work.py", "workdir": str(tmp_path)})
         for seen in client.jobs.follow(job.id):
             if getattr(seen, "content", b"") == b"begun\n":
-                client.jobs.cancel(job.id)
+                client.ask(CancelJob(str(job.id)))
         assert client.jobs.wait(job.id).state is JobState.CANCELLED
         client.pull(job.id, tmp_path / "got")
         assert (tmp_path / "got" / "made").read_text() == "here"

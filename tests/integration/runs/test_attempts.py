@@ -235,9 +235,17 @@ def test_an_agent_of_an_older_generation_has_no_say(node: LocalNode, ledger: Led
     wait_until(lambda: len(ledger.starts(ONE)) == 2)
     node.generation = 1
     link = node.link()
-    for method in ("start", "stop", "remove", "watch", "renew", "follow", "reserve_port", "free_port", "control"):
+    run: dict[str, Any] = {"job": "train", "attempt": 1}
+    asked: dict[str, dict[str, Any]] = {
+        "start": {**run, "spec": ledger.sleeping()},
+        "follow": {**run, "file": "exit.json"},
+        **dict.fromkeys(("stop", "remove", "reserve_port", "free_port", "control"), run),
+        "watch": {},
+        "renew": {},
+    }
+    for method, params in asked.items():
         with pytest.raises(RemoteFailure, match="generation 1, and the node has met 2"):
-            node.call(link, method, job="train", attempt=1, spec=ledger.sleeping(), file="exit.json")
+            node.call(link, method, **params)
     assert len(ledger.alive_of(ONE)) == 2
 
 
@@ -263,15 +271,17 @@ def test_a_refusal_says_its_kind_in_a_stable_word(tmp_path: Path) -> None:
         ("start", {"generation": 2, "attempt": 1, "spec": spec}, "fenced"),
         ("start", {"generation": 2, "attempt": 1, "spec": {}}, "usage"),
         ("watch", {"generation": 1}, "fenced-agent"),
-        ("follow", {"generation": 2, "attempt": 9, "file": "exit.json"}, "not-found"),
+        ("follow", {"generation": 2, "job": "train", "attempt": 9, "file": "exit.json"}, "not-found"),
         ("renew", {"generation": 2, "as_of": {"boot_id": "x", "clock_s": 1}}, "other-boot"),
-        ("control", {"generation": 2, "attempt": 9, "key": "a", "trace_steps": 1}, "not-running"),
-        ("control", {"generation": 2, "attempt": 2, "key": "a", "trace_steps": 0}, "usage"),
+        ("control", {"generation": 2, "job": "train", "attempt": 9, "key": "a", "trace_steps": 1}, "not-running"),
+        ("control", {"generation": 2, "job": "train", "attempt": 2, "key": "a", "trace_steps": 0}, "usage"),
     ]
     with RawProgram(tmp_path) as program:
         for number, (method, params, kind) in enumerate(asked, start=1):
-            about = {"agent": AGENT, "job": "train", **params}
-            program.call(number, f"runs.{method}", {**about, "runs": [about]})
+            if method == "start":
+                generation = params.pop("generation")
+                params = {"generation": generation, "runs": [{"job": "train", **params}]}
+            program.call(number, f"runs.{method}", {"agent": AGENT, **params})
             said, of, payload = program.frame()
             assert of == number
             answer = wire.parse(payload)

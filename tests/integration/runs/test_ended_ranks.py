@@ -32,6 +32,11 @@ def main():
     match sys.argv[1]:
         case "raises": raise ValueError("no result")
         case "exits": raise SystemExit(1)
+        case "exits well": sys.exit()
+        case "exits badly": sys.exit(3)
+        case "fails after all":
+            try: sys.exit(0)
+            except SystemExit: raise ValueError("no result") from None
         case "computes": linger()
         case "forks":
             if os.fork() == 0:
@@ -70,16 +75,20 @@ def killed(node: LocalNode, folder: Path, how: str, *, is_elastic: bool = False)
     return dict(run)
 
 
-@pytest.mark.parametrize("is_elastic", [False, True], ids=["", "elastic"])
-def test_a_rank_whose_script_has_ended_has_succeeded(node: LocalNode, tmp_path: Path, is_elastic: bool) -> None:
-    run = killed(node, tmp_path, "ends", is_elastic=is_elastic)
+@pytest.mark.parametrize(("how", "is_elastic"), [("ends", False), ("ends", True), ("exits well", False)])
+def test_a_rank_whose_script_has_ended_has_succeeded(
+    node: LocalNode, tmp_path: Path, how: str, is_elastic: bool
+) -> None:
+    run = killed(node, tmp_path, how, is_elastic=is_elastic)
     assert run["exit"]["outcome"] == "succeeded"
     assert (tmp_path / "result").read_text() == "a result", "also what was left in a buffer is written"
     log = node.run_dir("train", 1) / "logs" / "rank_0.log"
     assert "rank 0 was ended by signal 9 while it exited: its script had ended" in log.read_text()
 
 
-@pytest.mark.parametrize("how", ["raises", "exits", "computes", "forks", "has a child"])
+@pytest.mark.parametrize(
+    "how", ["raises", "exits", "exits badly", "fails after all", "computes", "forks", "has a child"]
+)
 def test_a_rank_whose_script_has_failed_or_may_still_write_something_has_failed(
     node: LocalNode, tmp_path: Path, how: str
 ) -> None:

@@ -337,16 +337,16 @@ def test_ranks_never_notice_that_the_node_program_was_killed(node: LocalNode, le
 @in_loop
 async def test_ranks_never_notice_that_their_ssh_session_was_killed(farm_of: Farms, ledger: Ledger) -> None:
     farm = farm_of(1)
-    run = {"agent": AGENT, "generation": 1, "job": "train", "attempt": 1}
+    who, run = {"agent": AGENT, "generation": 1}, {"job": "train", "attempt": 1}
     async with link_to(farm, farm.nodes[0]) as link:
-        await link.call("runs.start", {**run, "runs": [{**run, "spec": ledger.sleeping()}]}, timeout_s=20)
+        await link.call("runs.start", {**who, "runs": [{**run, "spec": ledger.sleeping()}]}, timeout_s=20)
         wait_until(lambda: len(ledger.starts(ONE)) == 2)
         farm.nodes[0].kill_sessions()
         await asyncio.wait_for(asyncio.shield(link.lost), 10)
     assert len(ledger.alive_of(ONE)) == 2
     async with link_to(farm, farm.nodes[0]) as link:
         assert len(ledger.alive_of(ONE)) == 2
-        await link.call("runs.stop", run, timeout_s=20)
+        await link.call("runs.stop", {**who, **run}, timeout_s=20)
     ledger.expect_nothing_alive()
     ledger.judge()
 

@@ -14,6 +14,8 @@ from tests.rig import needs
 from tests.rig.service import LIMIT_S, ServicePlace, words
 from tests.rig.waiting import wait_until
 from ugro.features.services.model import Phase, ReplicaPhase, ServiceReport
+from ugro.features.services.operations import CreateServiceKey, RevokeServiceKey
+from ugro.kernel.agent.operations import DrainNode
 from ugro.kernel.support.errors import ConfigError, NotAllowed, UgroError
 
 pytestmark = [
@@ -158,7 +160,7 @@ def test_replicas_move_when_their_node_is_drained_and_no_request_fails(place: Se
     assert gone is not None
     with place.load() as clients:
         clients.more(50)
-        place.ask(lambda client: client.drain(gone, "a test"))
+        place.ask(lambda client: client.ask(DrainNode(gone, "a test")))
         found = place.until(lambda one: gone not in nodes_of(one) and len(one.replicas) == 2 and one.ready == 2)
         clients.more(50)
     assert clients.failures == []
@@ -218,7 +220,8 @@ def test_mistakes_are_refused_with_a_hint(place: ServicePlace) -> None:
 def test_a_key_lets_in_until_it_is_revoked(place: ServicePlace) -> None:
     place.start(1, {"keys": True})
     assert place.ask_once().startswith("status 401")
-    made, secret = place.ask(lambda client: client.services.create_key("echo", "a test"))
+    created = place.ask(lambda client: client.ask(CreateServiceKey("echo", "a test")))
+    made, secret = created.key, created.secret
 
     def answered() -> str:
         import urllib.request
@@ -236,7 +239,7 @@ def test_a_key_lets_in_until_it_is_revoked(place: ServicePlace) -> None:
             return False
 
     wait_until(is_let_in, LIMIT_S, "the key to be known")
-    place.ask(lambda client: client.services.revoke_key("echo", made.id))
+    place.ask(lambda client: client.ask(RevokeServiceKey("echo", made.id)))
     wait_until(lambda: not is_let_in(), LIMIT_S, "the key to be refused")
     state = (place.home / "state.db").read_bytes() + (place.home / "state.db-wal").read_bytes()
     assert secret.encode() not in state

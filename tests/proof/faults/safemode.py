@@ -15,6 +15,7 @@ from tests.proof.faults import Hit, Kind, Step, Target
 from tests.rig.judge import now_s
 from tests.rig.older_state import is_in_safe_mode, put_back, saved
 from ugro import Client
+from ugro.features.safe_mode.operations import ReconcileAgent
 from ugro.kernel.support.errors import UgroError
 
 _LONGEST_S = 6.0
@@ -45,7 +46,7 @@ def _adopt(target: Target, saved_s: float, back_s: float) -> None:
         with suppress(UgroError), Client(home=target.home, cluster=target.cluster) as client:
             if client.agent().safe_mode is None:
                 break
-            client.safe_mode.adopt()
+            client.ask(ReconcileAgent("adopt"))
         time.sleep(_AGAIN_S)
     target.book.was_restored(saved_s, back_s)
 

@@ -125,10 +125,15 @@ MUTANTS = (
             Edit(
                 _ENDED,
                 "_note",
-                "os.getpid() != pid or not _has_returned(script) or _waits_for_children()",
+                "os.getpid() != pid or not has_ended() or _waits_for_children()",
                 "os.getpid() != pid or _waits_for_children()",
             ),
         ),
+        _ENDS,
+    ),
+    Mutant(
+        "a script has ended that raised after a call of sys.exit",
+        (Edit(_ENDED, "_Exit.is_well", "not hasattr(sys, 'last_type')", "True"),),
         _ENDS,
     ),
     Mutant(

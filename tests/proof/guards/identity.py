@@ -115,7 +115,7 @@ MUTANTS = (
             Edit(
                 _SWEEPS,
                 "SweepService.document",
-                "found if knows_values_of(sweep.user) else without_values(found)",
+                "found if caller.knows_values_of(sweep.user) else without_values(found)",
                 "found",
             ),
         ),

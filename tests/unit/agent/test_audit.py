@@ -16,8 +16,12 @@ from tests.rig.stores import sql, store_at
 from ugro.kernel.access import store as audit_store
 from ugro.kernel.access.model import AuditEntry
 from ugro.kernel.access.service import AuditLog, RefusalLimit
-from ugro.kernel.operations.audit_rules import RULES, bounded, refusal, rule_for, subject, tunnel_end
+from ugro.kernel.jobs.model import Job, JobSpec, JobState
+from ugro.kernel.jobs.operations import CancelJob, RetryJob, SubmitJob, SubmitJobs, Submitted, SubmittedMany
+from ugro.kernel.operations.audit_rules import bounded, refusal, rule_for, subject, tunnel_end
 from ugro.kernel.operations.audit_trail import AuditTrail
+from ugro.kernel.operations.registry import requests
+from ugro.kernel.operations.request import Needs, Request
 from ugro.kernel.store.database import Store
 
 WHO = ("ann", "pid 7")
@@ -35,14 +39,16 @@ def about(method: str, path: str, request: Any = None, answer: str = "") -> tupl
     return found[0].action, subject(*found, json.dumps(request).encode(), answer.encode())
 
 
+def made(number: int) -> Job:
+    return Job(number, JobSpec("train", ("true",)), "ann", JobState.QUEUED, "", "")
+
+
 @pytest.mark.parametrize(
     ("method", "path", "request_body", "answer", "found"),
     [
-        ("POST", "/v1/jobs", {}, '{"job":{"id":7,"spec":{"id":3}}}', ("submit", "7")),
-        ("POST", "/v1/jobs/batch", {}, '{"jobs":[{"id":7,"spec":{}},{"id":9,"spec":{}}]}', ("submit", "7 to 9")),
-        ("POST", "/v1/jobs", {}, '{"needs":["HF_TOKEN"]}', ("submit", None)),
-        ("POST", "/v1/jobs/last/cancel", {}, '{"id":7,"spec":{}}', ("cancel", "7")),
-        ("POST", "/v1/jobs/7/retry", {}, '{"id":8,"spec":{}}', ("retry", "7 → 8")),
+        ("POST", "/v1/jobs/batch", {}, "", ("submit", "")),
+        ("POST", "/v1/jobs/last/cancel", {}, "", ("cancel", "last")),
+        ("POST", "/v1/sync", {"folder": "/code", "nodes": ["gpu1", "gpu2"]}, "", ("sync", "/code gpu1 gpu2")),
         ("POST", "/jobs/7/again", {}, '{"id":8}', ("launch again", "7 → 8")),
         ("POST", "/v1/nodes/gpu1/drain", {"reason": "hot"}, "", ("drain", "gpu1 hot")),
         ("POST", "/v1/nodes", {"name": "a", "fields": {"host": "h", "labels": ["x"]}}, "", ADDED),
@@ -59,6 +65,22 @@ def test_what_a_request_is_called_and_about(
     method: str, path: str, request_body: Any, answer: str, found: tuple[str, str | None] | None
 ) -> None:
     assert about(method, path, request_body, answer) == found
+
+
+@pytest.mark.parametrize(
+    ("asked", "answer", "said"),
+    [
+        (SubmitJob("", "k"), Submitted(made(7)), "7"),
+        (SubmitJob("", "k"), Needs(("HF_TOKEN",)), ""),
+        (SubmitJobs(()), SubmittedMany((made(7), made(8), made(9))), "7 to 9"),
+        (SubmitJobs(()), SubmittedMany((made(7),)), "7"),
+        (CancelJob("last"), made(7), "7"),
+        (RetryJob("7", "k", ""), made(8), "7 → 8"),
+    ],
+)
+def test_what_a_request_was_about_is_known_by_its_answer(asked: Request[Any], answer: Any, said: str) -> None:
+    assert asked.about(answer) == said
+
 
 
 def test_a_record_is_short_and_printable_and_names_no_password() -> None:
@@ -86,9 +108,11 @@ def test_every_changing_route_has_a_name_of_its_own() -> None:
         for source in sources
         for method, path in re.findall(r'@app\.(post|put|delete|patch)\("([^"]+)"', source.read_text())
     ]
-    assert len(routes) > 20
-    unnamed = [route for route in routes if (found := rule_for(*route)) is not None and found[0] not in RULES]
-    assert unnamed == []
+    declared = [(one.operation.method, re.sub(r"\{[^}]*\}", "1", one.operation.path)) for one in requests()]
+    routes += [route for route in declared if route[0] != "GET"]
+    assert len(routes) > 40
+    found = [rule_for(*route) for route in routes]
+    assert [one[0].action for one in found if one is not None and one[0].action.startswith(one[0].method)] == []
 
 
 async def _answer(scope: Scope, receive: Receive, send: Send) -> None:

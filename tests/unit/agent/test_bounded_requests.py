@@ -13,15 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
 from tests.rig.identity import ask, running_agent
 from ugro.features.remote_access.api import ItemsBody
 from ugro.kernel.access.model import Caller, Role
-from ugro.kernel.files.api import ContentBody
-from ugro.kernel.jobs.api import BatchBody
-from ugro.kernel.jobs.submission import Submit
-from ugro.kernel.operations.responses import Body, large_json_response
+from ugro.kernel.files.operations import ReadResultFiles
+from ugro.kernel.jobs.operations import Submit, SubmitJobs
+from ugro.kernel.operations.responses import large_json_response
 from ugro.kernel.telemetry.records import StepRecord
 
 OWNER = Caller("ann", Role.ADMIN, "test", shares_account=True)
@@ -30,6 +29,7 @@ OWNER = Caller("ann", Role.ADMIN, "test", shares_account=True)
 @pytest.mark.parametrize(
     ("body", "text"),
     [
+        ({"jobs": ["a"] * 20_001}, "20,001 entries in one list or map, at most 20,000 are taken"),
         ({"channels": ["a"] * 20_001}, "20,001 entries in one list or map, at most 20,000 are taken"),
         ({"channels": {str(number): 1 for number in range(20_001)}}, "20,001 entries in one list or map"),
         (json.loads("[" * 150 + "]" * 150), "more than 100 maps and lists in each other"),
@@ -39,19 +39,20 @@ OWNER = Caller("ann", Role.ADMIN, "test", shares_account=True)
 def test_a_body_with_too_much_in_it_is_refused(tmp_path: Path, body: Any, text: str) -> None:
     async def work() -> None:
         async with running_agent(tmp_path) as (_, app):
-            answer = await ask(app, "POST", "/v1/alerts/test", caller=OWNER, body=body)
+            route = "/v1/jobs/batch" if "jobs" in body else "/v1/alerts/test"
+            answer = await ask(app, "POST", route, caller=OWNER, body=body)
             assert answer.status == 400
             assert text in answer.document["error"]["message"]
 
     asyncio.run(work())
 
 
-@pytest.mark.parametrize(("body", "field"), [(BatchBody, "jobs"), (ContentBody, "files"), (ItemsBody, "items")])
-def test_of_many_things_that_are_all_wrong_the_first_is_described(body: type[Body], field: str) -> None:
+@pytest.mark.parametrize(("body", "field"), [(SubmitJobs, "jobs"), (ReadResultFiles, "files"), (ItemsBody, "items")])
+def test_of_many_things_that_are_all_wrong_the_first_is_described(body: type[Any], field: str) -> None:
     """A few MiB of them would otherwise become hundreds of thousands of errors, of which one is shown."""
     wrong = {f"no_key_{number}": "" for number in range(50)}
     with pytest.raises(ValidationError) as caught:
-        body.model_validate({field: [wrong] * 100})
+        TypeAdapter(body).validate_python({field: [wrong] * 100, "word": "1"})
     assert caught.value.error_count() < 100
 
 
@@ -75,11 +76,11 @@ async def longest_pause(work: Callable[[], Awaitable[object]]) -> float:
 
 def test_others_are_answered_while_large_jobs_are_read(tmp_path: Path) -> None:
     fields = {"command": ["true"], "env": {f"A{number}": "" for number in range(990)}, "sync": False, "cwd": "/"}
-    submits = [Submit("ann", f"k{number}", fields=fields) for number in range(99)]
+    asked = SubmitJobs(tuple(Submit("ann", f"k{number}", fields=fields) for number in range(99)))
 
     async def work() -> None:
         async with running_agent(tmp_path) as (agent, _):
-            assert await longest_pause(partial(agent.jobs.submit_many, submits)) < 0.3
+            assert await longest_pause(partial(agent.jobs.submit_jobs, asked, OWNER)) < 0.3
 
     asyncio.run(work())
 

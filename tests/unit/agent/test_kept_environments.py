@@ -8,9 +8,9 @@ from typing import Any, cast
 
 from ugro.features.environments.service.node_envs import KeptEnvironments
 from ugro.kernel.config.schema import Config
-from ugro.kernel.jobs.engine.runs import Identity
 from ugro.kernel.links.cluster import Cluster, Inventory
 from ugro.kernel.links.model import NodeSpec
+from ugro.kernel.links.node import Identity
 
 
 class Keeping:
@@ -38,5 +38,5 @@ def test_what_is_only_in_somebodys_account_is_kept_too() -> None:
     for login in (Keeping("ann@gpu1", "b" * 64), Keeping("bob@gpu1", "c" * 64, is_linked=False)):
         inventory._logins[login.spec.name] = cast(Any, login)
     cluster = cast(Cluster, SimpleNamespace(inventory=inventory, config=Config(nodes=())))
-    identity = cast(Identity, SimpleNamespace(params=lambda **params: params))
+    identity = Identity("agent", 1)
     assert asyncio.run(KeptEnvironments(cluster, identity).names()) == {"a" * 64, "b" * 64}

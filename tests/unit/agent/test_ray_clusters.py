@@ -46,7 +46,8 @@ def clusters(*personal: str, placed: PlacedJobs | None = None) -> RayClusters:
         name = str(node.spec.name)
         return f"{user}@{name}" if name in personal else name
 
-    return RayClusters(nothing, nothing, cluster, nothing, Starting(cluster, nothing, nothing, dict, login_of))
+    starting = Starting(cluster, nothing, nothing, dict, login_of)
+    return RayClusters(nothing, nothing, cluster, nothing, starting, nothing)
 
 
 def expect_open_to(made: RayClusters, user: str) -> None:

@@ -12,9 +12,9 @@ import pytest
 from tests.rig.stores import sql, store_at
 from ugro.features.environments.model import Blob
 from ugro.features.environments.store import EnvFiles, Resolution
+from ugro.features.retention.config import RetentionSection as Settings
 from ugro.features.retention.service import Limits, Retention
 from ugro.kernel.access.model import AuditEntry
-from ugro.kernel.config.schema import Retention as Settings
 from ugro.kernel.files.results.job_folder import delete_results
 from ugro.kernel.jobs.model import After, Environment, Job, JobSpec, JobState
 from ugro.kernel.store.database import Store

@@ -13,19 +13,23 @@ import pytest
 
 from tests.rig.stores import in_store
 from ugro.features.safe_mode.model import Mark
+from ugro.features.safe_mode.operations import PreviewReconciliation, ReconcileAgent
 from ugro.features.safe_mode.reconcile import Reconciler
 from ugro.features.safe_mode.records import Records
 from ugro.features.safe_mode.service import SafeModeControl, begin
+from ugro.kernel.access.model import Caller, Role
 from ugro.kernel.jobs.engine.plan import ticket_of
 from ugro.kernel.jobs.engine.reconciler import FirstAnswers
 from ugro.kernel.jobs.engine.rules.attempt import NodeRun, RunState
 from ugro.kernel.jobs.engine.run_tracker import RunTracker, Sighting
-from ugro.kernel.jobs.engine.runs import Held, Identity, Tickets
+from ugro.kernel.jobs.engine.runs import Held, Tickets
 from ugro.kernel.jobs.model import Job, JobSpec, JobState, Placement, Share
+from ugro.kernel.links.node import Identity
 from ugro.kernel.store.database import Store
 from ugro.kernel.support.errors import NotAllowed, Unreachable
 from ugro.kernel.support.state_dir import StateDir
 
+ADMIN = Caller("ann", Role.ADMIN, "a test")
 KEY = b"k" * 32
 SPEC = JobSpec("train", ("true",))
 NEWER = Job(
@@ -113,7 +117,7 @@ def test_after_a_decision_the_journal_agrees_with_the_state_also_about_jobs_that
         assert Records(StateDir(tmp_path)).compare("agent", numbers, [job]).reasons
         await control.enter(["an older state"])
         reconciler = Reconciler(store.jobs, cast(RunTracker, Watch()), control)
-        await reconciler.forget(skips_unasked=False)
+        await reconciler.decide(ReconcileAgent("forget"), ADMIN)
         numbers = await store.jobs.standing.numbers()
         assert Records(StateDir(tmp_path)).compare("agent", numbers, [job]).reasons == ()
 
@@ -133,7 +137,7 @@ def test_no_job_is_taken_before_its_id_is_marked_as_reserved(tmp_path: Path) -> 
         records = Noting(StateDir(tmp_path))
         await begin(control, records, records.compare("agent", await store.jobs.standing.numbers(), []))
         await control.enter(["an older state"], Mark("agent", 5, 7000))
-        await Reconciler(store.jobs, cast(RunTracker, Watch()), control).adopt(skips_unasked=False)
+        await Reconciler(store.jobs, cast(RunTracker, Watch()), control).decide(ReconcileAgent("adopt"), ADMIN)
         assert marks[-1] == (True, 8000)
         assert (await store.jobs.submit(SPEC, "ann", "key")).job.id == 7001
 
@@ -146,7 +150,7 @@ def test_ids_begin_above_all_that_the_journal_has_noted(tmp_path: Path) -> None:
         await begin(control, records, records.compare("agent", await store.jobs.standing.numbers(), []))
         records.journal.note(replace(NEWER, id=2345, state=JobState.QUEUED))
         await control.enter(["an older state"])
-        await Reconciler(store.jobs, cast(RunTracker, Watch()), control).adopt(skips_unasked=False)
+        await Reconciler(store.jobs, cast(RunTracker, Watch()), control).decide(ReconcileAgent("adopt"), ADMIN)
         assert (await store.jobs.submit(SPEC, "ann", "key")).job.id == 2346
 
     with_control(tmp_path, work)
@@ -162,10 +166,10 @@ def test_an_older_attempt_that_turns_up_after_a_decision_is_not_run_again(tmp_pa
         records.journal.note(replace(NEWER, attempt=2, state=state))
         reconciler = Reconciler(store.jobs, cast(RunTracker, Watch()), control)
         await control.enter(["an older state"])
-        assert [change.what for change in (await reconciler.adopt(skips_unasked=False)).adopt] == ["lost"]
+        assert [change.what for change in (await reconciler.decide(ReconcileAgent("adopt"), ADMIN)).adopt] == ["lost"]
         await control.prove("n1", [(9, 1)])
         assert control.is_on
-        assert [change.what for change in (await reconciler.adopt(skips_unasked=False)).adopt] == ["recall"]
+        assert [change.what for change in (await reconciler.decide(ReconcileAgent("adopt"), ADMIN)).adopt] == ["recall"]
         found = await store.jobs.get(9)
         assert (found.state, found.attempt) == (state, 2)
         assert [one.number for one in await store.jobs.attempts(9)] == [1]
@@ -202,9 +206,9 @@ def test_nodes_obey_no_older_generation_before_what_they_run_is_decided_about(tm
         await control.examine()
         reconciler = Reconciler(store.jobs, cast(RunTracker, watch), control)
         with pytest.raises(NotAllowed, match="not every node has said what it runs: n1"):
-            await reconciler.adopt(skips_unasked=False)
+            await reconciler.decide(ReconcileAgent("adopt"), ADMIN)
         await control.examine()
-        done = await reconciler.adopt(skips_unasked=False)
+        done = await reconciler.decide(ReconcileAgent("adopt"), ADMIN)
         assert asked == [2, 3]
         assert [change.what for change in done.adopt] == ["take"]
         assert done.generation == 3 == (await store.jobs.standing.numbers()).generation
@@ -293,10 +297,10 @@ def test_a_node_that_is_gone_is_skipped_by_the_user_and_not_asked_for_again(tmp_
         await control.examine()
         reconciler = Reconciler(store.jobs, cast(RunTracker, watch), control)
         with pytest.raises(NotAllowed, match="not every node has said what it runs: n2") as refused:
-            await reconciler.adopt(skips_unasked=False)
+            await reconciler.decide(ReconcileAgent("adopt"), ADMIN)
         assert refused.value.hint is not None
         assert "not in this cluster: n2" in refused.value.hint
-        assert (await reconciler.adopt(skips_unasked=True)).absent == ("n2",)
+        assert (await reconciler.decide(ReconcileAgent("adopt", skip_unreachable=True), ADMIN)).absent == ("n2",)
         assert control.has_news()
         await control.compare_marks()
         assert await store.jobs.standing.nodes() == {"n1"}
@@ -338,12 +342,12 @@ def test_nothing_is_decided_while_a_node_cannot_say_what_it_ran(tmp_path: Path) 
         await control.enter(["an older state"])
         await control.examine()
         reconciler = Reconciler(store.jobs, cast(RunTracker, watch), control)
-        assert (await reconciler.plan()).not_asked == ("n1",)
+        assert (await reconciler.plan(PreviewReconciliation(), ADMIN)).not_asked == ("n1",)
         await control.examine()
         with pytest.raises(NotAllowed, match="not every node has said what it runs: n1"):
-            await reconciler.adopt(skips_unasked=False)
+            await reconciler.decide(ReconcileAgent("adopt"), ADMIN)
         await control.examine()
-        assert (await reconciler.forget(skips_unasked=False)).not_asked == ()
+        assert (await reconciler.decide(ReconcileAgent("forget"), ADMIN)).not_asked == ()
 
     in_store(tmp_path, work)
 
@@ -358,7 +362,7 @@ def test_a_generation_that_nodes_have_met_is_recorded_before(tmp_path: Path) -> 
         reconciler = Reconciler(store.jobs, watch, control)
         for _ in range(3):
             with pytest.raises(Unreachable):
-                await reconciler.forget(skips_unasked=False)
+                await reconciler.decide(ReconcileAgent("forget"), ADMIN)
         assert await store.next_generation() > watch.identity.generation == 4
 
     in_store(tmp_path, work)

@@ -12,12 +12,12 @@ import pytest
 from ugro.kernel.access.caller import enter
 from ugro.kernel.access.model import Caller, Role
 from ugro.kernel.jobs.engine.run_tracker import RunTracker
-from ugro.kernel.jobs.engine.runs import Identity
 from ugro.kernel.jobs.model import Job
 from ugro.kernel.links.calls import Duplex
 from ugro.kernel.links.cluster import Cluster, KnownLogins
 from ugro.kernel.links.logins import Logins
 from ugro.kernel.links.model import NodeSpec
+from ugro.kernel.links.node import Identity
 from ugro.kernel.links.tunnels import MOST_OF_NODE, Tunnels, Wanted
 from ugro.kernel.support.errors import NotAllowed, UgroError, Unreachable
 from ugro.node import net as forward

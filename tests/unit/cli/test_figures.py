@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from ugro.features.hardware.cli import details
-from ugro.features.hardware.client import NodeHardware
 from ugro.features.hardware.model import AllReduceFigures, DeviceFigures, LinkFigures, Mode, NodeFigures, StorageFigures
+from ugro.features.hardware.operations import NodeHardware
 from ugro.features.training.cli import energy_facts
 from ugro.features.training.model import JobEnergy, RankEnergy
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import click
 import pytest
 
-from ugro.cli.main import COMMANDS, cli
+from ugro.cli.main import cli, commands
 
 
 def every_command(group: click.Group = cli, path: str = "ugro") -> Iterator[tuple[str, click.Command]]:
@@ -25,8 +25,8 @@ def test_commands_are_listed_in_groups() -> None:
         text = cli.get_help(context)
     headings = [line for line in text.splitlines() if line.endswith(":") and not line.startswith(" ")]
     assert headings == ["Options:", "Cluster:", "Jobs:", "Results:", "Observe:", "Try it:"]
-    for name, (_, summary) in COMMANDS.items():
-        assert f"  {name:<10}  {summary}\n" in f"{text}\n"
+    for name, command in commands().items():
+        assert f"  {name:<10}  {command.summary}\n" in f"{text}\n"
 
 
 @pytest.mark.parametrize("path", [path for path, _ in every_command()])
@@ -45,7 +45,7 @@ def test_a_command_has_a_summary_of_one_line_and_its_options_a_sentence(path: st
 def test_the_list_says_what_the_commands_say() -> None:
     said = {path.removeprefix("ugro "): (command.help or "").splitlines()[0] for path, command in every_command()}
     assert {name: text for name, text in said.items() if " " not in name} == {
-        name: summary for name, (_, summary) in COMMANDS.items()
+        name: command.summary for name, command in commands().items()
     }
 
 

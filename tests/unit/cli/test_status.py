@@ -15,8 +15,8 @@ from tests.unit.cli.test_output import ESCAPES, Terminal, columns_of
 from ugro.cli.jobs import status
 from ugro.cli.jobs.describe import ago
 from ugro.cli.output import Output
-from ugro.client.jobs import Details
 from ugro.kernel.jobs.model import Attempt, JobState, Placement, Share
+from ugro.kernel.jobs.operations import Details
 from ugro.kernel.support.moments import Instant
 
 NOW = datetime(2030, 1, 1, 2, 0, 40, tzinfo=UTC)

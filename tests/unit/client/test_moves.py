@@ -4,21 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
 
+from ugro.client.client import Client
 from ugro.client.http import AgentGone
-from ugro.client.jobs import Jobs
+from ugro.client.reach import OwnAgent, OwnWish
 from ugro.kernel.jobs.model import Job, JobSpec, JobState
 from ugro.kernel.support.codec import dumps
+from ugro.kernel.support.state_dir import StateDir
 
 RUNNING = Job(1, JobSpec("train", ("true",)), "ann", JobState.RUNNING, "as planned", "2026-01-01T00:00:00+00:00")
 DONE = replace(RUNNING, state=JobState.SUCCEEDED)
 
 
-class Agents:
+class Agents(OwnAgent):
     """Each says where the job stands and dies; the last one sees it end."""
 
     def __init__(self, count: int) -> None:
+        super().__init__(StateDir(Path("/")), OwnWish())
         self.left = count
 
     def stream(self, *_: object, **__: object) -> Iterator[bytes]:
@@ -29,11 +32,7 @@ class Agents:
         yield f"{dumps(DONE)}\n".encode()
 
 
-def nobody(*_: object) -> Any:
-    raise AgentGone("the agent ended before it answered")
-
-
 def test_a_wait_outlives_any_number_of_agents_that_answer() -> None:
     agents = Agents(12)
-    assert list(Jobs(nobody, agents.stream).moves(1)) == [RUNNING, DONE]
+    assert list(Client.through(agents).jobs.moves(1)) == [RUNNING, DONE]
     assert agents.left == 0

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ugro.features.discovery.config import Consul, ZooKeeper
+from ugro.features.discovery.config import Consul, DiscoverySection, ZooKeeper
 from ugro.kernel.config.allowance import Effects
 from ugro.kernel.config.edit import add_node
 from ugro.kernel.config.load import parse_config
@@ -23,7 +23,7 @@ def config_of(text: str, **env: str) -> Config:
 def test_a_file_whose_nodes_are_all_found_lists_none() -> None:
     config = config_of("discovery: {mdns: _ssh._tcp, join: auto}\n")
     assert config.nodes == ()
-    assert config.discovery.has_sources
+    assert config.section(DiscoverySection).has_sources
 
 
 def test_a_file_without_nodes_and_without_a_source_is_refused() -> None:
@@ -49,7 +49,7 @@ def test_every_source_is_read() -> None:
         "discovery:\n  ssh_config: gpu*\n  zookeeper: {hosts: 'zk1:2181,zk2:2181', path: /gpu}\n"
         "  consul: {url: 'https://consul.lan:8501', tag: gpu}\n  command: [./inventory, --list]\n"
     )
-    section = config_of(text).discovery
+    section = config_of(text).section(DiscoverySection)
     assert section.ssh_config == "gpu*"
     assert section.zookeeper == ZooKeeper(hosts="zk1:2181,zk2:2181", path="/gpu")
     assert section.consul == Consul(url="https://consul.lan:8501", tag="gpu")
@@ -58,16 +58,17 @@ def test_every_source_is_read() -> None:
 
 @pytest.mark.parametrize("url", ["http://[::1]:8500", "https://consul.lan", "http://10.0.0.1:8500/proxy/consul"])
 def test_an_address_of_consul_may_have_a_port_and_a_path(url: str) -> None:
-    assert config_of(f"discovery: {{consul: {{url: '{url}'}}}}\n").discovery.consul == Consul(url=url)
+    assert config_of(f"discovery: {{consul: {{url: '{url}'}}}}\n").section(DiscoverySection).consul == Consul(url=url)
 
 
 @pytest.mark.parametrize("hosts", ["zk1", "zk1:2181,zk_2.lan:2182", "[::1]:2181,10.0.0.1"])
 def test_servers_of_zookeeper_may_have_ports(hosts: str) -> None:
-    assert config_of(f"discovery: {{zookeeper: {{hosts: '{hosts}'}}}}\n").discovery.zookeeper == ZooKeeper(hosts=hosts)
+    config = config_of(f"discovery: {{zookeeper: {{hosts: '{hosts}'}}}}\n")
+    assert config.section(DiscoverySection).zookeeper == ZooKeeper(hosts=hosts)
 
 
 def test_a_map_in_a_variable_is_json() -> None:
-    section = config_of("nodes: [a]\n", UGRO_DISCOVERY_ZOOKEEPER='{"path": "/gpu"}').discovery
+    section = config_of("nodes: [a]\n", UGRO_DISCOVERY_ZOOKEEPER='{"path": "/gpu"}').section(DiscoverySection)
     assert section.zookeeper == ZooKeeper(path="/gpu")
 
 

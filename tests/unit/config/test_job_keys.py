@@ -13,13 +13,15 @@ import yaml
 
 from tests.rig.job_files import by_name, load
 from ugro.client import job_keys
-from ugro.client.jobs import Jobs
+from ugro.client.client import Client
+from ugro.client.reach import OwnAgent, OwnWish
 from ugro.kernel.config.section import Section
 from ugro.kernel.jobs.config.file import draft_job
 from ugro.kernel.jobs.config.options import in_keys
 from ugro.kernel.jobs.config.schema import JobSection
 from ugro.kernel.jobs.model import JobSpec
 from ugro.kernel.support.errors import ConfigError, UgroError, UsageError
+from ugro.kernel.support.state_dir import StateDir
 
 Fields = Mapping[str, Any]
 
@@ -29,14 +31,16 @@ class Asked(Exception):
         self.body = body
 
 
+class Asking(OwnAgent):
+    def ask(self, method: str, path: str, body: Any = None, **limits: float) -> Any:
+        raise Asked(body)
+
+
 def body_of(*given: Any, **keys: Any) -> dict[str, Any]:
     """What a client sends to the agent."""
 
-    def ask(method: str, path: str, body: Any = None, **limits: float) -> Any:
-        raise Asked(body)
-
     with pytest.raises(Asked) as caught:
-        Jobs(ask, ask).submit(*given, **keys)
+        Client.through(Asking(StateDir(Path("/")), OwnWish())).jobs.submit(*given, **keys)
     return caught.value.body
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from ugro.features.hooks.config import HookSection
 from ugro.features.power.model import PowerRule
 from ugro.kernel.config.allowance import Effects
 from ugro.kernel.config.load import parse_config
@@ -71,7 +72,7 @@ def test_a_mistake_is_one_error_that_names_the_key(text: str, message: str) -> N
 
 
 def test_the_key_for_is_read_and_written() -> None:
-    hook = config_of("nodes: [a]\nhooks: {idle: {for: 5m, call: [down]}}").hooks.idle
+    hook = config_of("nodes: [a]\nhooks: {idle: {for: 5m, call: [down]}}").section(HookSection).idle
     assert hook is not None
     assert hook.for_ == 300
     assert hook.written() == {"call": ["down"], "for": 300.0}

@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from tests.unit.config.test_load import config_of
+from ugro.features.quotas.config import FairShareSection, QuotaSection
 from ugro.features.quotas.model import Limits, Quotas
 from ugro.kernel.support.errors import ConfigError
 
@@ -22,7 +23,7 @@ fair_share:
 
 
 def made(text: str) -> Quotas:
-    return config_of(text).quotas.made_with({"gpu": frozenset({"carl"})}.__getitem__)
+    return config_of(text).section(QuotaSection).made_with({"gpu": frozenset({"carl"})}.__getitem__)
 
 
 def test_a_user_has_the_default_but_for_the_keys_of_its_own() -> None:
@@ -44,7 +45,7 @@ def test_members_have_the_limits_of_their_groups_together() -> None:
 
 
 def test_shares() -> None:
-    share = config_of(TEXT).fair_share.made_share()
+    share = config_of(TEXT).section(FairShareSection).made_share()
     assert (share.half_life_s, share.weight("ann"), share.weight("zoe")) == (14 * 86400.0, 2.0, 1.0)
 
 

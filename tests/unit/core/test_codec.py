@@ -117,6 +117,31 @@ def test_an_unknown_word_is_refused_and_named() -> None:
         decode(Box, {"size": 1, "colour": "blue"})
 
 
+@dataclass(frozen=True, slots=True)
+class Step:
+    step: str
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    step: str
+    took_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    said: tuple[End | Step, ...]
+
+
+def test_one_of_several_classes_is_the_first_whose_fields_are_all_there() -> None:
+    line = Line((Step("a"), End("b", 1.5)))
+    assert decode(Line, json.loads(dumps(line))) == line
+    wrong_ones: tuple[object, ...] = ({"took_s": 1.5}, None, [])
+    for wrong in wrong_ones:
+        with pytest.raises(DecodeError, match="expected End or Step, got"):
+            decode(Line, {"said": [wrong]})
+
+
 def test_a_complaint_about_a_huge_value_stays_short() -> None:
     with pytest.raises(DecodeError) as caught:
         decode(Box, {"size": "x" * 10**6})

@@ -13,11 +13,11 @@ import pytest
 
 from ugro.kernel.jobs.engine.placed_runs import PlacedRuns
 from ugro.kernel.jobs.engine.run_tracker import RunTracker
-from ugro.kernel.jobs.engine.runs import Identity, Runs
+from ugro.kernel.jobs.engine.runs import Runs
 from ugro.kernel.links.cluster import Inventory
 from ugro.kernel.links.diagnosis import DENIED, NAME_NOT_FOUND
 from ugro.kernel.links.model import NodeSpec
-from ugro.kernel.links.node import Dialling, Node
+from ugro.kernel.links.node import Dialling, Identity, Node
 from ugro.kernel.links.transport import SshOptions
 from ugro.kernel.support.errors import Unreachable
 
@@ -47,7 +47,7 @@ def dials(tmp_path: Path) -> int:
 
 async def ask(node: Node) -> None:
     """As what runs in the background does."""
-    runs = Runs(node, cast(Identity, SimpleNamespace(params=dict)), 5.0, 5.0)
+    runs = Runs(node, Identity("agent", 1), 5.0, 5.0)
     with pytest.raises(Unreachable):
         async for _ in runs.watch():
             pass

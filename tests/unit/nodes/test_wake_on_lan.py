@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from ugro.features.power import nodes as power
-from ugro.features.power.node.wake import magic_packet, send
+from ugro.features.power.node.wake import Interface, magic_packet, send
 from ugro.kernel.links.model import NodeSpec
-from ugro.node.messages import Interface
 
 
 def test_a_magic_packet_is_six_ones_and_the_address_sixteen_times() -> None:

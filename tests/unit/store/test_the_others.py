@@ -15,6 +15,7 @@ from ugro.features.alerts.model import Alert, Severity
 from ugro.features.environments.model import Blob
 from ugro.features.environments.store import EnvFiles, Resolution
 from ugro.features.power.model import PowerRecord, PowerState
+from ugro.features.power.node.wake import Interface
 from ugro.features.power.store import Known
 from ugro.features.ray.model import ClusterState
 from ugro.features.retention.store import Due
@@ -33,7 +34,6 @@ from ugro.kernel.store.standing import Decision
 from ugro.kernel.support import moments as clock
 from ugro.kernel.support.codec import dumps
 from ugro.kernel.support.errors import NotAllowed, NotFound, UgroError
-from ugro.node.messages import Interface
 
 SPEC = JobSpec("Train-ü", ("true",))
 GPU = Placement((Share("gpu1", gpus=(0,)),))

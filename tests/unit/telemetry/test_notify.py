@@ -13,7 +13,7 @@ import pytest
 
 from tests.rig.receivers import HttpReceiver, MailReceiver, http_receiver, mail_receiver
 from ugro.features.alerts.channels import Message, Notifier, Patience, SendFailure
-from ugro.features.alerts.config import Channel
+from ugro.features.alerts.config import AlertSection, Channel
 from ugro.kernel.config.load import parse_config
 from ugro.kernel.support.errors import ConfigError
 
@@ -241,7 +241,7 @@ def test_a_channel_that_only_a_variable_names_must_be_there_as_well() -> None:
         assert error.value.message == 'UGRO_ALERTS_CHANNELS: there is no channel "ops"'
         assert error.value.hint == f"add it to {place}"
     given = {"UGRO_ALERTS_CHANNELS": "ops", "UGRO_CHANNELS": '{"ops": {"url": "http://127.0.0.1:1/"}}'}
-    assert parse_config("nodes: [a]\n", Path("c.yaml"), given).alerts.channels == ("ops",)
+    assert parse_config("nodes: [a]\n", Path("c.yaml"), given).section(AlertSection).channels == ("ops",)
 
 
 @pytest.mark.parametrize("chosen", [{}, {"UGRO_ALERTS_CHANNELS": " "}], ids=["not set", "empty"])
@@ -255,4 +255,4 @@ def test_a_variable_that_takes_away_a_channel_of_the_file_is_the_one_that_is_nam
     )
     assert error.value.hint == "add it to UGRO_CHANNELS, or choose other channels with UGRO_ALERTS_CHANNELS"
     both = {"UGRO_CHANNELS": other, "UGRO_ALERTS_CHANNELS": "phone"}
-    assert parse_config(text, Path("c.yaml"), both).alerts.channels == ("phone",)
+    assert parse_config(text, Path("c.yaml"), both).section(AlertSection).channels == ("phone",)

@@ -6,16 +6,16 @@ from dataclasses import replace
 
 import pytest
 
+from ugro.features.alerts.config import AlertSection
 from ugro.features.power.model import OwnerReport, Then, When
 from ugro.kernel.agent.model import Event
-from ugro.kernel.config.schema import Alerts
 from ugro.kernel.jobs.model import Job, JobSpec, JobState, Launcher, Placement, Share
 from ugro.kernel.jobs.rows import Happened
 from ugro.kernel.links.model import Facts, Gpu, GpuHolder, GpuProcess, NodeReport, Status
 from ugro.web.pages.cluster import MANY, Burst, Grid, Line, activity, gpu_grid
 from ugro.web.pages.overview import NodeRow, NodesQuery, chosen, node_table, said, totals, word
 
-LIMITS = Alerts()
+LIMITS = AlertSection()
 
 
 def _gpu(index: int, *processes: GpuProcess) -> Gpu:

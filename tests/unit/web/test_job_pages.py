@@ -28,7 +28,7 @@ from ugro.kernel.jobs.model import (
     ranges,
 )
 from ugro.kernel.jobs.records import NodePlan, Plan, RankPlan
-from ugro.kernel.telemetry.curves import KeySummary
+from ugro.kernel.telemetry.model import KeySummary
 from ugro.web.pages.job_page import JobPage, Known, bar, last_steps, plan_text, rank_rows
 
 SPEC = JobSpec(
@@ -43,7 +43,7 @@ SPEC = JobSpec(
 def _page(spec: JobSpec) -> JobPage:
     job = Job(7, spec, "ann", JobState.QUEUED, "submitted", "2026-01-01T00:00:00+00:00")
     headline = Headline(7, 0, False, None, "")
-    return JobPage(job, [], None, None, headline, False, [], [], has_more_events=False, plan=None)
+    return JobPage(job, (), None, None, headline, False, [], [], has_more_events=False, plan=None)
 
 
 def test_a_configuration_has_what_was_said_and_no_secrets() -> None:

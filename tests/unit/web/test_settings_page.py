@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
-from ugro.kernel.config.schema import Config, Retention
+from ugro.features.retention.config import RetentionSection
+from ugro.kernel.config.schema import Config
 from ugro.web.pages.settings import groups
 
 
 def test_durations_and_sizes_have_units() -> None:
-    config = replace(Config(nodes=()), retention=Retention(jobs=7 * 86400.0, kept=None))
+    changed: Any = {"retention": RetentionSection(jobs=7 * 86400.0, kept=None)}
+    config = replace(Config(nodes=()), **changed)
     shown = {(group.name, one.key): one for group in groups(config) for one in group.settings}
     assert shown["ssh", "timeout"].value == "10s"
     assert shown["sync", "max_size"].value == "500MB"

@@ -10,6 +10,7 @@ from ugro.client.client import Client
 from ugro.client.job_logs import LogPiece
 from ugro.kernel.agent.model import PUT_BACK
 from ugro.kernel.jobs.model import Job, JobState
+from ugro.kernel.jobs.operations import GetJob
 
 _SHOWN_RANK = 0
 _WAITING = (JobState.QUEUED, JobState.STARTING)
@@ -44,7 +45,7 @@ def _follow(output: Output, client: Client, job: Job) -> Job:
 
 def _show_state(output: Output, client: Client, before: Job, job: Job) -> None:
     if job.attempt > before.attempt and job.attempt > 1:
-        outcome = client.jobs.details(job.id).attempts[job.attempt - 2].outcome
+        outcome = client.ask(GetJob(str(job.id))).attempts[job.attempt - 2].outcome
         output.note(f"job {job.id} is in attempt {job.attempt}: {outcome}")
     if job.state in _WAITING:
         output.progress(f"job {job.id} {'waits' if job.state is JobState.QUEUED else 'starts'}: {job.reason}")
@@ -68,7 +69,7 @@ def _show_files_put_back(output: Output, client: Client, job: Job) -> None:
 def _show_failure(output: Output, client: Client, job: Job) -> None:
     """With its last lines of output, unless they are on the screen already."""
     output.note(sentence(job))
-    attempts = client.jobs.details(job.id).attempts
+    attempts = client.ask(GetJob(str(job.id))).attempts
     failure = attempts[-1].failure if attempts else None
     if failure is not None:
         lines = list(failure_lines(failure, with_lines=failure.rank != _SHOWN_RANK))

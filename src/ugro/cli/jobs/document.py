@@ -15,6 +15,7 @@ from ugro.client.client import Client
 from ugro.features.planning.model import compared, memory_lines
 from ugro.kernel.access.model import account_of, node_of
 from ugro.kernel.files.model import JobResults, ResultState
+from ugro.kernel.files.operations import GetBriefJobResults
 from ugro.kernel.jobs.model import Attempt, Job, JobSpec, Launcher, Placement, Share, places
 from ugro.kernel.jobs.records import DryRun, Plan, RankPlan
 from ugro.kernel.support.errors import UgroError
@@ -98,13 +99,13 @@ def show_results(output: Output, client: Client, job: Job) -> None:
     if output.is_quiet:
         return
     try:
-        made = client.jobs.brief_results(job.id)
+        made = client.ask(GetBriefJobResults(str(job.id))).results
         until = time.monotonic() + _WAIT_S
         while made.state is ResultState.COMING and time.monotonic() < until:
             left = sum(node.missing_bytes for node in made.nodes)
             output.progress(f"collecting the files of job {job.id}: {format_size(left)} left")
             time.sleep(_LOOK_S)
-            made = client.jobs.brief_results(job.id)
+            made = client.ask(GetBriefJobResults(str(job.id))).results
     except (UgroError, KeyboardInterrupt):
         return
     finally:

@@ -1,4 +1,4 @@
-"""``ugro results``: shows, copies and deletes the results of a job."""
+"""``ugro results``: shows, copies and deletes the results of a job. ``ugro sync``: sends code."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from ugro.client.pulling import Pulled, arrived, pull
 from ugro.features.planning.model import compared, speed
 from ugro.features.training.cli import energy_facts
 from ugro.kernel.files.model import JobResults, NodeResults, ResultState, Snapshot, SyncReport
+from ugro.kernel.files.operations import DeleteJobResults, FetchJobResults, GetJobResults, SyncCode, SyncSent, SyncTaken
 from ugro.kernel.jobs.model import Job
 from ugro.kernel.support.errors import NotFound, UgroError, UsageError
 from ugro.kernel.support.quantities import Progress, format_duration, format_size, together
@@ -35,10 +36,12 @@ _LOOK_S = 0.2
 
 def fetch(output: Output, client: Client, which: tuple[str, int | None], patterns: Sequence[str]) -> int:
     word, attempt = which
-    job, before = client.jobs.results(word, attempt=attempt)
+    found = client.ask(GetJobResults(word, attempt))
+    job, before = found.job, found.results
     if before.left_count:
-        job, made = client.jobs.fetch_results(job.id, patterns, attempt=attempt)
-        made = _fetched(output, client, job, attempt, made)
+        begun = client.ask(FetchJobResults(str(job.id), tuple(patterns), attempt))
+        job = begun.job
+        made = _fetched(output, client, job, attempt, begun.results)
     else:
         made = before
     files, size = before.left_count - made.left_count, before.left_bytes - made.left_bytes
@@ -60,7 +63,7 @@ def _fetched(output: Output, client: Client, job: Job, attempt: int | None, made
         left = sum(node.missing_bytes for node in made.nodes)
         output.progress(f"fetching what job {job.id} left: {format_size(left)} to go")
         time.sleep(_LOOK_S)
-        made = client.jobs.results(job.id, attempt=attempt)[1]
+        made = client.ask(GetJobResults(str(job.id), attempt)).results
     output.end_progress()
     problem = next((f"{node.node}: {node.problem}" for node in made.nodes if node.problem), None)
     if problem is not None:
@@ -123,7 +126,9 @@ def results(
     if target is not None:
         return _pull(session.output, client, (job, attempt), target, is_forced=flags["force"])
     output = session.output
-    found, made = client.jobs.results(job, attempt=attempt, all_files=output.is_json or not output.is_terminal)
+    has_all = output.is_json or not output.is_terminal
+    answer = client.ask(GetJobResults(job, attempt, all_files=has_all))
+    found, made = answer.job, answer.results
     if output.is_json:
         output.document({"job": {**job_document(found), "results": made}})
     else:
@@ -132,7 +137,8 @@ def results(
 
 
 def _remove(output: Output, client: Client, word: str, *, is_sure: bool) -> int:
-    job, made = client.jobs.results(word)
+    found = client.ask(GetJobResults(word))
+    job, made = found.job, found.results
     facts = [f"job {job.id} {job.spec.name}: {amount(made.files, made.bytes)} in {made.folder}"]
     if made.left_count:
         facts.append(f"and {amount(made.left_count, made.left_bytes)} on its nodes")
@@ -141,11 +147,12 @@ def _remove(output: Output, client: Client, word: str, *, is_sure: bool) -> int:
             raise UsageError("this deletes the results permanently", hint="confirm with --yes")
         if not output.confirm(facts, "Delete these results?"):
             return 1
-    removed, problems = client.jobs.remove_results(job.id)
+    deleted = client.ask(DeleteJobResults(str(job.id)))
+    removed, problems = deleted.job, deleted.problems
     for problem in problems:
         output.warn(problem)
     if output.is_json:
-        output.document({"job": {**job_document(removed), "results": client.jobs.results(job.id)[1]}})
+        output.document({"job": {**job_document(removed), "results": client.ask(GetJobResults(str(job.id))).results}})
     else:
         output.note(f"job {job.id}: results deleted; logs kept")
     return 1 if problems else 0
@@ -326,11 +333,12 @@ def sync(session: Session, nodes: tuple[str, ...], dry_run: bool, workdir: str, 
     output.progress(f"reading {workdir}")
     snapshot: Snapshot | None = None
     reports: dict[str, SyncReport] = {}
-    for update in client.sync(os.path.expanduser(workdir), nodes, dry_run=dry_run, force=force):
-        if isinstance(update, Snapshot):
-            snapshot = update
-        else:
-            reports[update.node] = update
+    folder = os.path.abspath(os.path.expanduser(workdir))
+    for update in client.follow(SyncCode(folder, tuple(nodes), dry_run=dry_run, force=force)):
+        if isinstance(update, SyncTaken):
+            snapshot = update.snapshot
+        elif isinstance(update, SyncSent):
+            reports[update.node.node] = update.node
             output.progress(_progress(list(reports.values())))
     output.end_progress()
     found = sorted(reports.values(), key=lambda report: report.node)

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from ugro.cli.output import Output
+from ugro.client import jobs
 from ugro.client.client import Client
-from ugro.client.jobs import FolderReading
+from ugro.kernel.jobs.operations import FolderReading
 from ugro.kernel.support.quantities import Speed, format_size
 
 
@@ -17,11 +18,11 @@ def read_folders(output: Output, client: Client, file: Path | None, fields: dict
     if file is None and not (fields.get("folder") and has_work):
         return
     speed = Speed(time.monotonic())
-    for step in client.folders.read(file, fields=fields):
+    for step in jobs.read_folders(client, file, fields):
         if isinstance(step, FolderReading) and step.total:
             speed.note(time.monotonic(), step.bytes)
             rate = speed.at(time.monotonic())
-            output.progress(f"reading {step.path}: {_words(step, rate)}")
+            output.progress(f"reading {step.reading}: {_words(step, rate)}")
 
 
 def _words(step: FolderReading, rate: float | None) -> str:

@@ -1,4 +1,4 @@
-"""``ugro logs``."""
+"""``ugro logs`` and ``ugro events``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``ugro status``."""
+"""``ugro status``, ``why``, ``wait``, ``cancel`` and ``clone``."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ from ugro.cli.jobs.document import job_document, result_facts, result_lines
 from ugro.cli.output import Cell, Output
 from ugro.cli.session import Session, json_option, pass_session
 from ugro.client.client import Client
-from ugro.client.jobs import Details
 from ugro.features.safe_mode.model import SafeMode
 from ugro.features.training.model import JobEnergy
+from ugro.features.training.operations import GetJobEnergy
 from ugro.kernel.access.operations import GetWhoami
 from ugro.kernel.files.model import JobResults
+from ugro.kernel.files.operations import GetBriefJobResults
 from ugro.kernel.jobs.model import FINAL_STATES, WAITING_STATES, Attempt, Job, JobSpec, JobState, places
+from ugro.kernel.jobs.operations import CancelJob, Details, ExplainJob, GetJob, GetJobFile
 from ugro.kernel.support import moments as clock
 from ugro.kernel.support.errors import TimedOut, UsageError
 from ugro.kernel.support.moments import Instant
@@ -48,7 +50,7 @@ def cancel(session: Session, jobs: tuple[str, ...], is_all: bool) -> None:
         raise UsageError("name the jobs, or use --all", hint="for example: ugro cancel last")
     client = session.client()
     chosen = [str(job.id) for job in _mine(client)] if is_all else jobs
-    found = [client.jobs.cancel(job) for job in chosen]
+    found = [client.ask(CancelJob(job)) for job in chosen]
     if session.output.is_json:
         session.output.document({"jobs": [job_document(job) for job in found]})
     for job in found:
@@ -82,7 +84,7 @@ def clone(session: Session, job: str) -> None:
     Example:
       ugro clone 12 > job.yaml && ugro launch -f job.yaml
     """
-    text = session.client().jobs.file(job)
+    text = session.client().ask(GetJobFile(job)).file
     if session.output.is_json:
         session.output.document({"file": text})
     else:
@@ -134,13 +136,13 @@ def status(session: Session, job: str | None, limit: int, is_all: bool, state: t
         found = jobs.newest(None if is_all else limit, states=[JobState(word) for word in state])
         show_all(session.output, found, state, session.safe_mode)
         return 0
-    details = jobs.details(job)
-    energy = jobs.energy(details.job.id) if details.job.attempt else None
+    details = client.ask(GetJob(job))
+    energy = client.ask(GetJobEnergy(str(details.job.id))).energy if details.job.attempt else None
     if session.output.is_json:
         document = {**job_document(details.job, details.attempts), "energy": energy}
         session.output.document({"job": document, "safe_mode": session.safe_mode})
     else:
-        made = jobs.brief_results(details.job.id) if details.job.is_final else None
+        made = client.ask(GetBriefJobResults(str(details.job.id))).results if details.job.is_final else None
         show(session.output, details, made, energy)
     return 0
 
@@ -312,19 +314,19 @@ def why(session: Session, job: str) -> None:
 
     For a waiting job: what it needs, which jobs hold that, and when it may start.
     """
-    jobs = session.client().jobs
-    details = jobs.details(job)
+    client = session.client()
+    details = client.ask(GetJob(job))
     found = details.job
-    answer = jobs.why(found.id) if found.state in WAITING_STATES else None
+    answer = client.ask(ExplainJob(str(found.id))) if found.state in WAITING_STATES else None
     if session.output.is_json:
         document = {"job": job_document(found, details.attempts), "why": answer, "safe_mode": session.safe_mode}
         session.output.document(document)
         return
     if answer is None:
-        made = jobs.brief_results(found.id) if found.is_final else None
+        made = client.ask(GetBriefJobResults(str(found.id))).results if found.is_final else None
         lines = iter([*_outcome(details), *(result_lines(found, made) if made is not None else ())])
     else:
-        lines = iter([f"job {found.id} {found.spec.name} is {found.state}: {answer['text']}", *answer["details"]])
+        lines = iter([f"job {found.id} {found.spec.name} is {found.state}: {answer.text}", *answer.details])
         if found.state is JobState.RECOVERING:
             lines = iter([*lines, *_outcome(details)])
     for number, line in enumerate(lines):

@@ -19,10 +19,13 @@ from ugro.cli.jobs.stdin import check_input
 from ugro.cli.jobs.submitting import Submitting
 from ugro.cli.session import Session, json_option, pass_session
 from ugro.client.client import Client
+from ugro.client.http import account
 from ugro.features.planning.cli import BEST, best_nodes
 from ugro.features.planning.model import MOST_NODES
 from ugro.features.recipes.cli import apply_recipe
+from ugro.features.training.operations import GetAdvice
 from ugro.kernel.jobs.model import Job, JobSpec, Launcher
+from ugro.kernel.jobs.operations import RetryJob
 from ugro.kernel.support.errors import UsageError
 
 _NODES = re.compile(r"^[^#\n]*\bnodes[\"']?\s*:", re.MULTILINE)
@@ -103,7 +106,7 @@ def retry(session: Session, job: str, exact: bool, no_put_back: bool, detach: bo
     try:
         client = under_way.client = session.client(uses_nodes=True)
         put_back = False if no_put_back else None
-        found = under_way.job = client.jobs.retry(job, exact=exact, put_back=put_back, key=under_way.key)
+        found = under_way.job = client.ask(RetryJob(job, under_way.key, account(), exact, put_back))
         return _submitted(session, client, found, detach=detach)
     except KeyboardInterrupt:
         raise under_way.interrupted() from None
@@ -185,5 +188,7 @@ def _advise(session: Session, client: Client, spec: JobSpec, nodes: Sequence[str
     """Notes that fewer nodes were faster the last time. It refuses nothing."""
     if spec.launcher is Launcher.COMMAND or session.output.is_json:
         return
-    if (note := client.jobs.advice(spec, nodes=nodes, before=before)) is not None:
+    wanted = spec.resources
+    asked = GetAdvice(spec.name, before, tuple(nodes), wanted.min_nodes, wanted.max_nodes)
+    if (note := client.ask(asked).note) is not None:
         session.output.note(f"note: {note}")

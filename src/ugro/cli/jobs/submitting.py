@@ -8,7 +8,10 @@ from ugro.cli.output import Output
 from ugro.client.client import Client
 from ugro.client.jobs import new_key
 from ugro.kernel.jobs.model import Job
+from ugro.kernel.jobs.operations import WithdrawSubmission
 from ugro.kernel.support.errors import Interrupted, UgroError
+
+_WITHDRAW_S = 10.0
 
 
 @dataclass(slots=True)
@@ -35,4 +38,4 @@ class Submitting:
         if self.client is None:
             return None
         self.output.note("withdrawing the job")
-        return self.client.jobs.withdraw(self.key)
+        return self.client.ask(WithdrawSubmission(self.key), timeout_s=_WITHDRAW_S).job

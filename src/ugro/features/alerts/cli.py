@@ -10,6 +10,7 @@ from ugro.cli.jobs.describe import local_time
 from ugro.cli.output import Cell, Style
 from ugro.cli.session import CommandGroup, Session, json_option, pass_session
 from ugro.features.alerts.model import Alert, Severity
+from ugro.features.alerts.operations import ListAlerts, TestChannels
 from ugro.kernel.support.quantities import format_duration
 
 _SIGNS: dict[Severity, tuple[str, Style]] = {
@@ -41,10 +42,11 @@ def list_(session: Session, limit: int) -> int:
 
     Exit code: 0 if no alert is active, 1 if one is.
     """
-    on, events = session.client().alerts(limit)
+    found = session.client().ask(ListAlerts(limit))
+    on, events = found.alerts, found.events
     output = session.output
     if output.is_json:
-        output.document({"alerts": on, "events": events})
+        output.document(found)
         return 1 if on else 0
     if on:
         output.table(("", "SEVERITY", "NODE", "FOR", "ALERT"), [_row(alert) for alert in on])
@@ -70,7 +72,7 @@ def test(session: Session, channels: tuple[str, ...]) -> int:
     """
     client = session.client()
     session.output.progress("sending")
-    tried = client.test_channels(channels)
+    tried = client.ask(TestChannels(channels)).channels
     if session.output.is_json:
         session.output.document({"channels": tried})
     else:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from ugro.kernel.config.kinds import BadValueError, Choice, ListOf, MapOf, Text, Whole
-from ugro.kernel.config.section import CHANNEL_NAME, LINE, LOCAL_PATH, Nested, Section, is_line, key, section
+from typing import Any
+
+from ugro.kernel.config.kinds import BadValueError, Choice, Duration, ListOf, MapOf, Number, Text, Whole, shown
+from ugro.kernel.config.section import CHANNEL_NAME, LABEL, LINE, LOCAL_PATH, Nested, Section, is_line, key, section
 
 LOG = "log"  # always there, without an entry
 _MOST_CHANNELS = 100
@@ -79,3 +81,37 @@ class _Channels(MapOf):
 
 
 CHANNELS = _Channels("a map of names to channels", CHANNEL_NAME, Nested(Channel), most=_MOST_CHANNELS)
+
+
+@section
+class AlertSection(Section):
+    """Which alerts about nodes are sent, and where. The agent's log and `ugro events` have all of them."""
+
+    channels: tuple[str, ...] = key(
+        (),
+        ListOf("a list of names of channels such as [ops]", LABEL),
+        "The channels that alerts are sent to.",
+        example=("log",),
+    )
+    least: str = key(
+        "info",
+        Choice(("info", "warning", "critical")),
+        "The least severity that is sent. A recovery is sent if its alert was.",
+    )
+    repeat: float = key(3600.0, Duration(), "How often an alert that lasts is sent again, at most, in seconds.")
+    score_warning: float = key(70.0, Number(), "A health score below this is a warning.")
+    score_critical: float = key(50.0, Number(), "A health score below this is critical.")
+    gpu_temperature_warning: float = key(80.0, Number(), "A GPU above this, in °C, is a warning.")
+    gpu_temperature_critical: float = key(85.0, Number(), "A GPU above this, in °C, is critical.")
+    memory_warning: float = key(0.90, Number(), "A larger share of used memory is a warning.")
+    memory_critical: float = key(0.95, Number(), "A larger share of used memory is critical.")
+    unhealthy_nodes: float = key(
+        0.5, Number(), "A larger share of nodes that are unhealthy or unreachable is critical."
+    )
+
+    def check_within(self, whole: Any) -> None:
+        known = {LOG, *whole.channels}
+        for index, name in enumerate(self.channels):
+            if name not in known:
+                text = f"there is no channel {shown(name)}"
+                raise BadValueError(text, hint="add it to channels", at=("channels", index))

@@ -1,7 +1,7 @@
 """The monitor turns node reports into metrics, alerts and notifications.
 
-It sets the interval at which ``node_reports`` asks each node, and pauses for a node that keeps failing. Jobs never wait
-for it.
+It sets the interval at which ``kernel.links.reports`` asks each node, and pauses for a node that keeps failing. Jobs
+never wait for it.
 """
 
 from __future__ import annotations
@@ -14,10 +14,12 @@ from dataclasses import dataclass
 
 from ugro.features.alerts import rules
 from ugro.features.alerts.channels import Message, Notifier
-from ugro.features.alerts.config import LOG
+from ugro.features.alerts.config import LOG, AlertSection
 from ugro.features.alerts.model import Alert, Key, Severity
+from ugro.features.alerts.operations import AlertList, ListAlerts
 from ugro.features.alerts.rules import CLUSTER, Notice
 from ugro.features.alerts.store import AlertStore
+from ugro.kernel.access.model import Caller
 from ugro.kernel.agent.model import Finding
 from ugro.kernel.agent.rules import Jump
 from ugro.kernel.jobs.model import Job, JobState
@@ -28,6 +30,7 @@ from ugro.kernel.links.node import Node
 from ugro.kernel.links.reports import NodeReports
 from ugro.kernel.links.rules import Breaker, BreakerState, Pace, Poll, poll
 from ugro.kernel.links.rules import Limits as BreakerLimits
+from ugro.kernel.operations.request import answers
 from ugro.kernel.store.database import Store
 from ugro.kernel.support.aio import ChangeSignal
 from ugro.kernel.support.errors import UgroError
@@ -160,9 +163,7 @@ class Rounds:
 
     def _poll(self, name: str) -> Poll:
         settings = self._cluster.config.monitor
-        pace = Pace(
-            settings.busy_interval, settings.recent_interval, settings.quiet_interval, settings.idle_interval
-        )
+        pace = Pace(settings.busy_interval, settings.recent_interval, settings.quiet_interval, settings.idle_interval)
         idle_s = time.monotonic() - self._worked_at
         return poll(pace, jobs=self._live_jobs(), idle_s=idle_s, failures=self._breaker(name).failures)
 
@@ -205,6 +206,11 @@ class Monitor:
         self._cluster_at = float("-inf")
         self._tidied_at = time.monotonic() - _TIDY_S + _TIDY_FIRST_S
         sources.node_reports.listen(self._note)
+
+    @answers(ListAlerts)
+    async def list_alerts(self, asked: ListAlerts, caller: Caller) -> AlertList:
+        history = await self._store.history(asked.limit)
+        return AlertList(tuple(self.alerts()), tuple(history))
 
     def alerts(self) -> list[Alert]:
         """The active alerts, the worst first."""
@@ -293,7 +299,7 @@ class Monitor:
 
     @property
     def _thresholds(self) -> rules.Thresholds:
-        settings = self._cluster.config.alerts
+        settings = self._cluster.config.section(AlertSection)
         return rules.Thresholds(
             settings.score_warning, settings.score_critical, settings.gpu_temperature_warning,
             settings.gpu_temperature_critical, settings.memory_warning, settings.memory_critical,
@@ -301,7 +307,7 @@ class Monitor:
         )  # fmt: skip
 
     def _notify(self, notice: Notice, before: Alert | None) -> None:
-        settings = self._cluster.config.alerts
+        settings = self._cluster.config.section(AlertSection)
         is_wanted = rules.is_wanted(notice, before, Severity(settings.least))
         message = Message(
             title=notice.text,

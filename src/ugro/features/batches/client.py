@@ -60,15 +60,17 @@ def _ray_engine(client: Client, wish: PoolWish, address: str | None) -> Engine:
 
 def _only_cluster(client: Client) -> dict[str, str]:
     from ugro.features.ray.client import connection
+    from ugro.features.ray.operations import GetRayClusterAccess, ListRayClusters
 
-    if client.running_agent() is None or len(client.ray_clusters.list()) != 1:
+    if client.running_agent() is None or len(client.ask(ListRayClusters()).clusters) != 1:
         return {}
-    return connection(client.home, client.ray_clusters.access())
+    return connection(client.home, client.ask(GetRayClusterAccess()).access)
 
 
 def cluster_place(client: Client) -> Place | None:
     """The nodes of the running agent's cluster that could take work; None if there is no other machine than this."""
     from ugro.features.batches.model import Place
+    from ugro.features.hardware.operations import GetHardware
 
     agent = client.running_agent()
     if agent is None or agent.cluster_file is None:
@@ -77,7 +79,7 @@ def cluster_place(client: Client) -> Place | None:
     cores = sum(one.machine.cores for one in usable if one.machine)
     if not cores:
         return None
-    speeds = [link.bytes_per_s for link in client.hardware.all().links if link.bytes_per_s]
+    speeds = [link.bytes_per_s for link in client.ask(GetHardware()).links if link.bytes_per_s]
     return Place(
         f"{len(usable)} node{'' if len(usable) == 1 else 's'}",
         cores,

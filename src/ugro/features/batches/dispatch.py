@@ -1,6 +1,6 @@
 """Sends batches of all maps of a pool to its slots, and books their answers.
 
-There is no thread: this runs while a result is read. What to send and to whom is decided by ``policy.batching``.
+There is no thread: this runs while a result is read. What to send and to whom is decided by ``rules``.
 """
 
 from __future__ import annotations

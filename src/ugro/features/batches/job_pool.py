@@ -16,6 +16,7 @@ from ugro.features.batches.jobs_engine import BOOT, SOCKET, HostJob, JobsEngine,
 from ugro.features.batches.rules import Candidate, Wish, choose
 from ugro.kernel.access.model import node_of
 from ugro.kernel.jobs.model import HOLDING_STATES, JobState
+from ugro.kernel.jobs.operations import CancelJob
 from ugro.kernel.links.model import NodeReport, Status
 from ugro.kernel.support.errors import TimedOut, UgroError, UsageError
 
@@ -91,7 +92,7 @@ class PoolJobs:
                     client.jobs.wait(job, timeout_s=max(0.0, deadline - time.monotonic()))
             for job in jobs:
                 with contextlib.suppress(UgroError):  # it has ended
-                    client.jobs.cancel(job)
+                    client.ask(CancelJob(str(job)))
             deadline = time.monotonic() + _END_S
             for job in jobs:
                 try:

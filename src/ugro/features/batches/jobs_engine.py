@@ -154,8 +154,7 @@ class _Reading:
 # What a host is made of: a short text that is its job's command, and an archive that its pool sends.
 #
 # The job's working directory is the user's, as with every job, so that the modules of a function are found there; our
-# own
-# code goes beside it.
+# own code goes beside it.
 
 
 SOCKET = "pool/host"  # in the run directory
@@ -198,7 +197,7 @@ main(listener, folder)
 def archive() -> bytes:
     """Of UGRO what a host and its slots need, and cloudpickle, which is Python alone."""
     root = Path(ugro.__file__).parent
-    above = [root / "__init__.py", root / "features/__init__.py", root / "kernel/__init__.py"]
+    above = [root / name for name in ("__init__.py", "features/__init__.py", "kernel/__init__.py", "kernel/feature.py")]
     files = [*above, *(file for part in _PARTS for file in sorted((root / part).rglob("*.py")))]
     found = {f"ugro/{file.relative_to(root)}": file for file in files}
     package = Path(str(getattr(find_spec("cloudpickle"), "origin", ""))).parent

@@ -25,8 +25,7 @@ from ugro.features.batches.worker import Worker
 # Messages between a pool and a host: each arrives once and in order, over one connection after the other.
 #
 # A message is kept until the other side has said that it has it. After a cut each side says what it has, and the rest
-# is
-# sent again: a link that was lost for a moment, or an agent that was killed, costs no batch. Runs on nodes too.
+# is sent again: a link that was lost for a moment, or an agent that was killed, costs no batch. Runs on nodes too.
 
 
 _HEAD = struct.Struct("<QQBQ")  # its number, the newest one that we have, its kind, the slot

@@ -1,4 +1,4 @@
-"""Who has which items: every item ends in exactly one outcome, whatever is given back, fails or dies.
+"""Decides what a map would take, how its items are cut, and who has which: every item ends in exactly one outcome.
 
 Pure: it takes items from the input that it was given, and otherwise only keeps books. An item may be *run* more than
 once (its process died before it could answer), but it has one result or one failure.
@@ -394,10 +394,8 @@ def _best(candidates: Sequence[Candidate], count: int | None) -> list[Candidate]
 # How many items the next batch of a slot has.
 #
 # Slots are unequal and items are too. So the cost of an item is measured for each slot, a batch aims at the same time
-# on
-# all of them, and the last items are shared out by speed. A wrong guess is repaired by the slot, which gives back what
-# it
-# could not do in time.
+# on all of them, and the last items are shared out by speed. A wrong guess is repaired by the slot, which gives back
+# what it could not do in time.
 
 
 _FORGETTING = 0.5  # of what was measured before, at each answer

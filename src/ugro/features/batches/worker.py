@@ -26,10 +26,8 @@ from typing import Any
 # Batches and answers as buffers. Runs on slots too: standard library only.
 #
 # Pickle runs what it loads. What is loaded here comes from the user's own processes alone: a pool's driver and the
-# slots
-# that it started, over pipes, files and clusters that belong to the same user. Nothing from the agent, from a job's
-# files
-# or from another user ever gets here.
+# slots that it started, over pipes, files and clusters that belong to the same user. Nothing from the agent, from a
+# job's files or from another user ever gets here.
 
 
 _IN_BAND = 32 * 1024  # smaller buffers are not worth a part of their own

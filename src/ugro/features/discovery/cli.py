@@ -13,7 +13,10 @@ from ugro.cli.output import Cell, Output, Style
 from ugro.cli.session import Session, json_option, pass_session
 from ugro.client.client import Client
 from ugro.features.discovery.model import Candidate, Discovered, Found, Standing
+from ugro.features.discovery.operations import ListDiscoveredMachines, ReportDiscoveredMachines
+from ugro.kernel.agent.operations import AddNode
 from ugro.kernel.links.model import NodeReport, Status, by_name, not_used
+from ugro.kernel.links.operations import CheckHealth
 from ugro.kernel.support.errors import NotFound, UgroError
 from ugro.kernel.support.quantities import format_size
 
@@ -48,7 +51,7 @@ def discover(session: Session, names: tuple[str, ...], add: bool, accept_new: bo
     """
     client = session.client()
     session.output.progress("looking at the sources")
-    seen = client.discovery.look()
+    seen = client.ask(ListDiscoveredMachines())
     session.output.end_progress()
     if not seen.sources:
         raise NotFound(
@@ -86,7 +89,8 @@ class _Round:
         nodes = {one.node: one.candidate.name for one in self.found if one.node is not None}
         if nodes:
             self.output.progress("probing the nodes")
-            self.reports |= {nodes[report.name]: report for report in self.client.iter_health(list(nodes))}
+            found = self.client.follow(CheckHealth(tuple(nodes)))
+            self.reports |= {nodes[report.name]: report for report in found}
         self._probe_new([one.candidate.name for one in self.found if one.standing is Standing.NEW])
         self.output.end_progress()
 
@@ -107,7 +111,8 @@ class _Round:
         if not names:
             return
         self.output.progress(f"trying {len(names)} machines")
-        for count, report in enumerate(self.client.discovery.reports(names), start=1):
+        wanted = ReportDiscoveredMachines(tuple(names))
+        for count, report in enumerate(self.client.follow(wanted), start=1):
             self.reports[report.name] = report
             self.output.progress(f"tried {count} of {len(names)} machines")
         self.output.end_progress()
@@ -130,7 +135,8 @@ class _Round:
             "labels": list(candidate.labels) or None,
         }
         try:
-            self.client.add_node(candidate.name, **{key: value for key, value in fields.items() if value is not None})
+            given = {key: value for key, value in fields.items() if value is not None}
+            self.client.ask(AddNode(candidate.name, given))
         except UgroError as error:
             self.output.warn(f"{candidate.name} is not added: {error}", error.hint)
         else:

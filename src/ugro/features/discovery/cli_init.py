@@ -19,8 +19,10 @@ from ugro.cli.session import Session, json_option, pass_session
 from ugro.client.before_agent import with_second_names
 from ugro.client.client import Client
 from ugro.client.launcher import find_cluster_file, nearest_cluster_file
-from ugro.kernel.agent.model import ClusterFacts, ClusterWish, NewHost
+from ugro.features.discovery.operations import ListSshHosts, ReadClusterFile, WriteClusterFile
+from ugro.kernel.agent.model import ClusterFacts, ClusterFileWish, NewHost
 from ugro.kernel.links.model import NodeReport, Status
+from ugro.kernel.links.operations import ExamineHosts
 from ugro.kernel.support.errors import ConfigError, NotFound, UgroError, UsageError
 from ugro.kernel.support.quantities import format_size
 from ugro.kernel.support.state_dir import CLUSTER_FILE, CLUSTER_VARIABLE, StateDir
@@ -92,7 +94,8 @@ def init(session: Session, /, **options: Any) -> int:
         raise NotFound(f"no such host name: {', '.join(unknown)}", hint=f"nothing was written; {_ALL_THE_SAME}")
     hosts = [_host(report) for report in reports if report in chosen or report.same_as]
     has_local = wish.local is not False if is_new else wish.local is True
-    client.cluster_files.write(path, ClusterWish(tuple(hosts), is_new, has_local, ssh_config))
+    wished = ClusterFileWish(tuple(hosts), is_new, has_local, ssh_config)
+    client.ask(WriteClusterFile(str(path.absolute()), wished))
     _tell(session.output, path, probe, reports, is_new=is_new)
     return NotFound.exit_code if probe.unknown(reports) else 0
 
@@ -113,7 +116,7 @@ class Probe:
 
     def reports(self, before: ClusterFacts | None) -> list[NodeReport]:
         """In the order in which the hosts are named. All hosts are tried before anything is written."""
-        named = list(dict.fromkeys(self.wish.hosts)) or self.client.ssh_hosts(self.ssh_config)
+        named = tuple(dict.fromkeys(self.wish.hosts)) or self.client.ask(ListSshHosts(self.ssh_config))
         nodes = [host.word for host in before.hosts] if before is not None else []
         wanted = [word for word in named if before is None or not before.has(word)]
         found = {report.name: report for report in self._examine([*nodes, *wanted] if wanted else [])}
@@ -143,7 +146,7 @@ class Probe:
             return []
         reports: list[NodeReport] = []
         self.output.progress(f"trying {len(words)} hosts")
-        for report in self.client.examine(words, self.ssh_config):
+        for report in self.client.follow(ExamineHosts(tuple(words), self.ssh_config)):
             reports.append(report)
             self.output.progress(f"tried {len(reports)} of {len(words)} hosts")
         self.output.end_progress()
@@ -175,7 +178,7 @@ def _is_found(session: Session, wish: Wish, path: Path) -> bool:
 
 def _existing(client: Client, path: Path, ssh_config: str | None, again: str) -> ClusterFacts:
     try:
-        found = client.cluster_files.read(path)
+        found = client.ask(ReadClusterFile(str(path.absolute())))
     except ConfigError as error:
         raise ConfigError(error.message, hint=f"correct it, or overwrite it: {again}") from error
     if ssh_config not in (None, found.ssh_config):

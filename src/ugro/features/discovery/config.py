@@ -119,7 +119,7 @@ class Consul(Section):
 
 
 @section
-class Discovery(Section):
+class DiscoverySection(Section):
     """Where to find machines that are not listed in `nodes`."""
 
     ssh_config: str | None = key(

@@ -202,8 +202,7 @@ def _cause(error: Exception) -> str:
 # Machines that are registered in ZooKeeper: the children of one folder, usually ephemeral ones (kazoo).
 #
 # The library works in threads of its own. A lost connection ends the watch, and the next one makes a new session:
-# nothing
-# is written, so nothing of an old session is needed.
+# nothing is written, so nothing of an old session is needed.
 
 
 _ZOOKEEPER_MOST_BYTES = 64 * 1024  # of one entry

@@ -1,6 +1,6 @@
 """Discovery: looks at the sources, lets candidates join, drains nodes that left, and removes them when they are idle.
 
-``policy.nodes.discovery`` decides. What is decided is recorded before the inventory changes, so that a restarted agent
+``rules`` decide. What is decided is recorded before the inventory changes, so that a restarted agent
 knows the same nodes, also while a source is down.
 """
 
@@ -20,11 +20,20 @@ from pathlib import Path
 
 from ugro.features.discovery import rules
 from ugro.features.discovery.candidates import Rules, SourceWatch, merged, spec_of
+from ugro.features.discovery.config import DiscoverySection
 from ugro.features.discovery.model import Candidate, Discovered, Found, Member, Standing
+from ugro.features.discovery.operations import (
+    ListDiscoveredMachines,
+    ListSshHosts,
+    ReadClusterFile,
+    ReportDiscoveredMachines,
+    WriteClusterFile,
+)
 from ugro.features.discovery.rules import Act, Situation, Step
-from ugro.features.discovery.sources import sources_of
+from ugro.features.discovery.sources import sources_of, ssh_config_hosts
 from ugro.features.discovery.store import DiscoveredStore
-from ugro.kernel.agent.model import ClusterFacts, ClusterWish, Destination, Finding, KnownHost, NewHost
+from ugro.kernel.access.model import Caller
+from ugro.kernel.agent.model import ClusterFacts, ClusterFileWish, Destination, Finding, KnownHost, NewHost
 from ugro.kernel.config.allowance import Allowances, Effects, allow, keep_allowed
 from ugro.kernel.config.edit import add_node, write_atomically
 from ugro.kernel.config.load import parse_config, read_text
@@ -34,6 +43,7 @@ from ugro.kernel.links.host_keys import Examiner
 from ugro.kernel.links.model import NodeReport, NodeSpec, Status
 from ugro.kernel.links.reports import HealthCheck
 from ugro.kernel.links.rules import Sighting, is_same_machine
+from ugro.kernel.operations.request import answers
 from ugro.kernel.support.aio import ChangeSignal, wait_for_any
 from ugro.kernel.support.errors import NotAllowed
 from ugro.kernel.support.moments import delay_s
@@ -195,6 +205,10 @@ class Discovery:
 
     # --- what others ask -----------------------------------------------------------------------------------------
 
+    @answers(ListDiscoveredMachines)
+    async def list_machines(self, asked: ListDiscoveredMachines, caller: Caller) -> Discovered:
+        return await self.look()
+
     async def look(self) -> Discovered:
         """What there is now: sources that look only now and then look first."""
         self._asked_at = time.monotonic()
@@ -203,27 +217,31 @@ class Discovery:
         for watch in self._watches:
             if id(watch) in before:
                 watch.look_again()
-        limit_s = min(self._cluster.config.discovery.timeout + 1, _LONGEST_LOOK_S)
+        limit_s = min(self._cluster.config.section(DiscoverySection).timeout + 1, _LONGEST_LOOK_S)
         await asyncio.gather(*(watch.answered(limit_s) for watch in self._watches))
         await self._pass()
         if self._trying is not None:
             await asyncio.wait([self._trying], timeout=_SETTLED_S)
         return Discovered(
-            self._cluster.config.discovery.join,
+            self._cluster.config.section(DiscoverySection).join,
             tuple(watch.state() for watch in self._watches),
             tuple(self._found()),
         )
 
-    async def reports(self, names: Sequence[str]) -> AsyncGenerator[list[NodeReport]]:
+    @answers(ReportDiscoveredMachines)
+    async def reports(self, asked: ReportDiscoveredMachines, caller: Caller) -> AsyncGenerator[list[NodeReport]]:
         """What the machines are: those that are no nodes are reached only if their host keys are known."""
-        new = [one.candidate for one in self._found() if one.standing is Standing.NEW and one.candidate.name in names]
-        async with contextlib.aclosing(self._joining.reports(new, self._cluster.config)) as batches:
-            async for batch in batches:
-                yield batch
+        found = [one.candidate for one in self._found() if one.standing is Standing.NEW]
+        return self._joining.reports([one for one in found if one.name in asked.node], self._cluster.config)
+
+    @answers(ListSshHosts)
+    async def ssh_hosts(self, asked: ListSshHosts, caller: Caller) -> tuple[str, ...]:
+        own = self._cluster.config.ssh.config_file
+        return tuple(ssh_config_hosts(Path(asked.ssh_config or own or "~/.ssh/config")))
 
     async def candidate(self, name: str) -> NodeSpec | None:
         """Of a machine that is found and is no node. With `join: ask`, somebody may have looked long ago."""
-        if not self._watches and self._cluster.config.discovery.has_sources:
+        if not self._watches and self._cluster.config.section(DiscoverySection).has_sources:
             await self.look()
         found = self._candidates().get(name)
         return spec_of(found, self._cluster.config) if found is not None else None
@@ -254,7 +272,7 @@ class Discovery:
 
     async def settled(self) -> None:
         """Every source has answered, and all that they list was tried; waits a few seconds at most."""
-        if not self._cluster.config.discovery.adds_nodes:
+        if not self._cluster.config.section(DiscoverySection).adds_nodes:
             return
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_SETTLED_S):
@@ -269,7 +287,7 @@ class Discovery:
         """Starts and ends watches as the configuration says."""
         async with self._changing:
             config = self._cluster.config
-            section = config.discovery
+            section = config.section(DiscoverySection)
             is_wanted = section.join == "auto" or time.monotonic() - self._asked_at < _INTEREST_S
             sources = sources_of(config, self._cluster.inventory.ssh_config) if is_wanted else ()
             of_all = self._rules
@@ -303,7 +321,7 @@ class Discovery:
             await self._cluster.take_up_found()
 
     def _situation(self, busy: set[str]) -> Situation:
-        section = self._cluster.config.discovery
+        section = self._cluster.config.section(DiscoverySection)
         now = time.monotonic()
         return Situation(
             candidates=self._candidates(),
@@ -336,7 +354,7 @@ class Discovery:
         log.info("discovery: %s%s", step.act, f": {step.reason}" if step.reason else "", extra={"node": step.name})
 
     def _try_candidates(self) -> None:
-        section = self._cluster.config.discovery
+        section = self._cluster.config.section(DiscoverySection)
         is_trying = self._trying is not None and not self._trying.done()
         if section.join != "auto" or is_trying:
             return
@@ -361,7 +379,7 @@ class Discovery:
 
     async def _join(self, candidate: Candidate) -> None:
         """Looks again first: much may have changed while it was tried."""
-        section, configured = self._cluster.config.discovery, self._cluster.config.nodes
+        section, configured = self._cluster.config.section(DiscoverySection), self._cluster.config.nodes
         listed = self._candidates().get(candidate.name)
         is_open = section.join == "auto" and listed is not None and listed.reach == candidate.reach
         if not is_open or not rules.joinable({candidate.name: candidate}, self._members, configured, section.most):
@@ -386,14 +404,14 @@ class Discovery:
 
     @property
     def _rules(self) -> Rules:
-        section = self._cluster.config.discovery
+        section = self._cluster.config.section(DiscoverySection)
         return Rules(section.match, section.user)
 
     def _candidates(self) -> dict[str, Candidate]:
         return merged(watch.checked for watch in self._watches)
 
     def _found(self) -> list[Found]:
-        section, configured = self._cluster.config.discovery, self._cluster.config.nodes
+        section, configured = self._cluster.config.section(DiscoverySection), self._cluster.config.nodes
         refusals = self._joining.refusals()
         if section.join == "auto" and len(self._members) >= section.most:
             full = f"not joined: {section.most} nodes have joined already (discovery.most)"
@@ -414,6 +432,19 @@ class Discovery:
 # The cluster file that ``ugro init`` writes: a new one, or an existing one with more nodes.
 
 
+class ClusterFiles:
+    def __init__(self, allowances: Allowances) -> None:
+        self._allowances = allowances
+
+    @answers(ReadClusterFile)
+    async def read(self, asked: ReadClusterFile, caller: Caller) -> ClusterFacts:
+        return await asyncio.to_thread(read, Path(asked.path))
+
+    @answers(WriteClusterFile)
+    async def write(self, asked: WriteClusterFile, caller: Caller) -> None:
+        await asyncio.to_thread(write, Path(asked.path), asked.wish, self._allowances)
+
+
 def read(path: Path) -> ClusterFacts:
     """The file alone, without the environment."""
     config = parse_config(read_text(path), path, {})
@@ -429,7 +460,7 @@ def read(path: Path) -> ClusterFacts:
     )
 
 
-def write(path: Path, wish: ClusterWish, allowances: Allowances) -> None:
+def write(path: Path, wish: ClusterFileWish, allowances: Allowances) -> None:
     """Writes a new file, or adds hosts to one; everything that is in it stays as it is.
 
     A new one is the user's own, and allowed by that; another one stays allowed if it was.
@@ -446,7 +477,7 @@ def write(path: Path, wish: ClusterWish, allowances: Allowances) -> None:
         write_atomically(path, edited)
 
 
-def new_text(wish: ClusterWish) -> str:
+def new_text(wish: ClusterFileWish) -> str:
     """A further name for a machine becomes a comment."""
     names: set[str] = set()
     distinct = [host for host in wish.hosts if host.same_as is None]
@@ -462,7 +493,7 @@ def new_text(wish: ClusterWish) -> str:
     return "\n".join(lines) + "\n"
 
 
-def with_hosts(text: str, path: Path, known: Sequence[NodeSpec], wish: ClusterWish) -> str:
+def with_hosts(text: str, path: Path, known: Sequence[NodeSpec], wish: ClusterFileWish) -> str:
     names = {node.name for node in known}
     if wish.has_local and not any(node.transport == "local" for node in known):
         text = add_node(text, _unique(os.uname().nodename, names), {"transport": "local"}, file=str(path))

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ugro.features.discovery.candidates import Offer, Offers, Source, SourceDown
+from ugro.features.discovery.config import DiscoverySection
 from ugro.features.discovery.registries import ConsulSource, ZooKeeperSource
 from ugro.kernel.agent.model import Destination
 from ugro.kernel.config.schema import Config
@@ -410,7 +411,7 @@ _SSH_CONFIG = "~/.ssh/config"
 
 def sources_of(config: Config, ssh_config: str | None) -> tuple[Source, ...]:
     """Equal settings give equal sources. ``ssh_config``: a file to use instead of the one that is configured."""
-    section = config.discovery
+    section = config.section(DiscoverySection)
     found: list[Source] = []
     if section.ssh_config:
         file = (ssh_config or config.ssh.config_file) if config.ssh.config_file else _SSH_CONFIG

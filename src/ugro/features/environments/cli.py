@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,15 @@ from ugro.cli.jobs.describe import ago
 from ugro.cli.jobs.options import environment_options
 from ugro.cli.output import Cell, Output
 from ugro.cli.session import CommandGroup, Session, json_option, pass_session
-from ugro.features.environments.model import SHORT, EnvRemoval, KeptEnvironment, NodeVersions, Setup, SetupStep, Unasked
+from ugro.features.environments.client import set_up
+from ugro.features.environments.model import SHORT, KeptEnvironment, NodeVersions, Setup, SetupStep, Unasked
+from ugro.features.environments.operations import (
+    GetEnvironment,
+    ListEnvironments,
+    PrepareEnvironment,
+    RemoveEnvironment,
+    RemoveUnusedEnvironments,
+)
 from ugro.features.health.cli import SIGNS
 from ugro.kernel.agent.model import Grade
 from ugro.kernel.support import moments as clock
@@ -25,6 +34,7 @@ _HEADER = ("ENVIRONMENT", "PACKAGES", "PYTHON", "SIZE", "MADE", "USED", "RUNS", 
 _SPARE = ("MADE", "PYTHON", "RUNS")
 _MOST_PACKAGES = 4  # that are named in a row
 _MOST_NODES = 3
+_REMOVE_S = 600.0  # an environment has a hundred thousand files
 _DELETING = "it is still being deleted"
 
 
@@ -54,7 +64,7 @@ def ls(session: Session, nodes: tuple[str, ...]) -> int:
     """
     output = session.output
     output.progress("asking the nodes")
-    found = session.client(uses_nodes=True).environments.list(nodes)
+    found = session.client(uses_nodes=True).ask(ListEnvironments(nodes))
     if output.is_json:
         output.document({"environments": found.environments, "unasked": found.unasked})
     elif found.environments:
@@ -74,7 +84,7 @@ def show(session: Session, name: str) -> None:
 
     The first letters of its name are enough.
     """
-    found = session.client(uses_nodes=True).environments.show(name)
+    found = session.client(uses_nodes=True).ask(GetEnvironment(name)).environment
     output = session.output
     if output.is_json:
         output.document({"environment": found})
@@ -98,7 +108,7 @@ def rm(session: Session, name: str, nodes: tuple[str, ...]) -> int:
     One that a running job uses is not removed. A later job that asks for the same makes it again.
     """
     session.output.progress("removing the environment")
-    return _removed(session.output, session.client(uses_nodes=True).environments.remove(name, nodes))
+    return _removed(session, RemoveEnvironment(name, nodes))
 
 
 @env.command()
@@ -114,11 +124,12 @@ def gc(session: Session, nodes: tuple[str, ...], unused: float | None, everythin
     installations have left. Environments that running jobs use stay, and without --all those of the last minutes.
     """
     session.output.progress("removing unused environments")
-    calls = session.client(uses_nodes=True).environments
-    return _removed(session.output, calls.gc(nodes, unused_s=unused, everything=everything))
+    return _removed(session, RemoveUnusedEnvironments(nodes, unused, everything))
 
 
-def _removed(output: Output, removals: Sequence[EnvRemoval]) -> int:
+def _removed(session: Session, asked: RemoveEnvironment | RemoveUnusedEnvironments) -> int:
+    output = session.output
+    removals = session.client(uses_nodes=True).ask(asked, timeout_s=_REMOVE_S).nodes
     if output.is_json:
         output.document({"nodes": removals})
     else:
@@ -213,9 +224,10 @@ def setup(session: Session, /, nodes: tuple[str, ...], file: Path | None, **fiel
     given = {key: value for key, value in fields.items() if value not in (None, (), [])}
     done: Setup | None = None
     lines = _Lines(output)
-    calls = session.client(uses_nodes=True).environments
+    path = os.path.abspath(file) if file is not None else None
+    asked = PrepareEnvironment(nodes, path, given, os.getcwd())
     try:
-        for update in calls.setup(nodes, file=file, fields=given):
+        for update in set_up(session.client(uses_nodes=True), asked):
             if isinstance(update, Setup):
                 done = update
             else:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from ugro.features.environments.model import EnvRequest
-from ugro.kernel.config.kinds import BadValueError, Bool, Kind, ListOf, MapOf, Text, is_encodable, shown
+from ugro.kernel.config.kinds import BadValueError, Bool, ByteCount, Kind, ListOf, MapOf, Text, is_encodable, shown
 from ugro.kernel.config.section import LABEL, NO_OPTION, Nested, Section, is_line, is_path_on_node, key, section
 from ugro.kernel.support.secrets import without_passwords
 
@@ -309,3 +309,15 @@ def variables_in(request: EnvRequest) -> tuple[str, ...]:
 def expanded(request: EnvRequest, env: Mapping[str, str]) -> EnvRequest:
     """With the values of variables in its addresses; all are known."""
     return request.with_addresses(lambda text: _VARIABLE.sub(lambda found: env[found[1]], text))
+
+
+@section
+class EnvironmentsSection(Section):
+    """The Python environments that UGRO makes on nodes."""
+
+    max_size: int = key(
+        50_000_000_000,
+        ByteCount(),
+        "How much space they may take on each node. Above it, those that were not used for longest are removed; one "
+        "that a running job uses stays.",
+    )

@@ -16,6 +16,8 @@ from ugro.cli import candidates
 from ugro.cli.output import Output
 from ugro.cli.session import Session, json_option, pass_session
 from ugro.client.client import Client, Ended, OutputPiece
+from ugro.client.reach import ANSWER_S
+from ugro.features.exec.operations import EndCommand
 from ugro.kernel.support.errors import NotFound, UgroError, Unreachable, UsageError
 from ugro.kernel.support.quantities import signal_name
 
@@ -107,7 +109,9 @@ def _cancel_on_interrupt(client: Client, key: str, output: Output) -> Iterator[l
         interrupted.append(signum)
         output.note("stopping it on the nodes (Ctrl-C again exits at once)")
         try:
-            client.cancel(key)
+            # Of its own: the client may be waiting for an answer.
+            with contextlib.closing(client.connection()) as connection:
+                connection.ask(*EndCommand(key).to_wire(), timeout_s=ANSWER_S)
         except (NotFound, Unreachable):
             # It has not begun, has just ended, or cannot be asked: closing the connection stops what there is.
             raise KeyboardInterrupt from None

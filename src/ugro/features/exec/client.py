@@ -7,6 +7,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ugro.features.exec.operations import RunCommand
 from ugro.kernel.support.errors import UgroError, UsageError, error_from_wire
 from ugro.node import wire
 
@@ -48,17 +49,11 @@ def execute(
 ) -> Generator[OutputPiece | Ended, None, None]:
     if isinstance(nodes, str) or isinstance(argv, str):
         raise UsageError("nodes and argv are lists", hint='client.exec(["@all"], ["hostname"])')
-    body = {
-        "key": key or os.urandom(8).hex(),
-        "nodes": list(nodes),
-        "argv": list(argv),
-        "cwd": cwd,
-        "env": dict(env or {}),
-    }
+    asked = RunCommand(key or os.urandom(8).hex(), tuple(nodes), tuple(argv), cwd, dict(env or {}))
     decoder = wire.Decoder()
     names: list[str] = []
     # No time limit: a command may print nothing for hours.
-    for piece in stream("POST", "/v1/exec", body, timeout_s=None):
+    for piece in stream(*asked.to_wire(), timeout_s=None):
         for kind, index, payload in decoder.feed(piece):
             if kind == wire.CALL:
                 names = list(wire.parse(payload)["nodes"])

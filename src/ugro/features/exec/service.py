@@ -7,16 +7,23 @@ jobs.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ugro.features.exec.operations import EndCommand, RunCommand
+from ugro.kernel.access.model import Caller
 from ugro.kernel.links.calls import Stream
+from ugro.kernel.links.calls import asked as asked_of
+from ugro.kernel.links.cluster import Cluster
 from ugro.kernel.links.node import Node
+from ugro.kernel.operations.request import answers
 from ugro.kernel.support.codec import DecodeError, decode, dumps
-from ugro.kernel.support.errors import RemoteFailure, UgroError, UsageError
+from ugro.kernel.support.errors import NotFound, RemoteFailure, UgroError, UsageError
 from ugro.node import wire
+from ugro.node.process.execute import execute
 
 _QUEUED_CHUNKS = 64
 _OVERHEAD = 1024  # bytes of a call besides the command itself
@@ -48,6 +55,45 @@ class Command:
     def __post_init__(self) -> None:
         if len(dumps([self.argv, self.cwd, self.env])) > wire.MAX_PAYLOAD - _OVERHEAD:
             raise UsageError("the command is longer than 1 MiB", hint="put it into a file on the nodes")
+
+
+class Executions:
+    """The commands that run, by the keys that their clients have made up."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._running: dict[str, Execution] = {}
+
+    @property
+    def count(self) -> int:
+        return len(self._running)
+
+    @answers(RunCommand)
+    async def run(self, asked: RunCommand, caller: Caller) -> AsyncGenerator[bytes]:
+        nodes = self._cluster.inventory.select(asked.nodes)
+        command = Command(asked.argv, asked.cwd, tuple(asked.env.items()), asked.grace_s)
+        # A node that is connecting for the first time gets the time a connection may take.
+        return self._frames(asked.key, Execution(nodes, command, 2 * self._cluster.config.ssh.connect_timeout))
+
+    async def _frames(self, key: str, execution: Execution) -> AsyncGenerator[bytes]:
+        self._running[key] = execution
+        try:
+            async with contextlib.aclosing(execution.frames()) as frames:
+                async for frame in frames:
+                    yield frame
+        finally:
+            if self._running.get(key) is execution:
+                del self._running[key]
+
+    @answers(EndCommand)
+    async def end(self, asked: EndCommand, caller: Caller) -> None:
+        if (execution := self._running.get(asked.key)) is None:
+            raise NotFound("this command has ended already")
+        execution.cancel()
+
+    def end_all(self) -> None:
+        for execution in self._running.values():
+            execution.cancel()
 
 
 @dataclass(slots=True)
@@ -98,7 +144,7 @@ class Execution:
     async def _pump(self, index: int, node: Node) -> None:
         try:
             link = await node.ready(self.connect_timeout_s)
-            stream = self._streams[index] = link.stream("exec", self._params(node))
+            stream = self._streams[index] = link.stream(*self._asked(node))
             async for kind, payload in stream:
                 await self._slots.acquire()
                 self._queue.put_nowait((kind, index, payload))
@@ -122,11 +168,6 @@ class Execution:
         if not self._pumps[index].cancelled():
             self._pumps[index].result()
 
-    def _params(self, node: Node) -> dict[str, Any]:
-        return {
-            "argv": self.command.argv,
-            "cwd": self.command.cwd,
-            "env": dict(self.command.env),
-            "grace_s": self.command.grace_s,
-            "marker": f"{node.spec.name}.{secrets.token_hex(6)}",
-        }
+    def _asked(self, node: Node) -> tuple[str, dict[str, Any]]:
+        of, marker = self.command, f"{node.spec.name}.{secrets.token_hex(6)}"
+        return asked_of(execute, argv=list(of.argv), cwd=of.cwd, env=dict(of.env), grace_s=of.grace_s, marker=marker)

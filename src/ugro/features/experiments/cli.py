@@ -1,4 +1,4 @@
-"""``ugro experiment``: trains the same models in several ways on the same nodes, and reports what that measured."""
+"""``ugro experiment``: trains models in several ways, and reports on it; ``ugro compare``; ``ugro note``."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from ugro.cli.jobs.document import job_document
 from ugro.cli.jobs.options import job_options
 from ugro.cli.output import Cell
 from ugro.cli.session import CommandGroup, Session, json_option, pass_session
-from ugro.client.jobs import Fact
+from ugro.features.experiments.operations import ChangeJobNote, CompareJobs, GetJobNote
 from ugro.features.sweeps.model import SweepState
 from ugro.kernel.support.errors import Interrupted, NotFound, UsageError
 
 if TYPE_CHECKING:
     from ugro.client.client import Client
     from ugro.features.experiments.client import Measured
+    from ugro.features.experiments.rules.comparison import Row
     from ugro.features.sweeps.model import SweepReport
 
 
@@ -291,7 +292,7 @@ def compare(session: Session, jobs: tuple[str, ...], is_all: bool) -> int:
     """
     if len(jobs) < 2:
         raise UsageError("give at least two jobs", hint="ugro compare 12 13")
-    found = session.client().jobs.compare(jobs)
+    found = session.client().ask(CompareJobs(jobs))
     rows = [row for row in found.rows if is_all or not row.is_same]
     if session.output.is_json:
         facts = [{"key": row.key, "is_same": row.is_same, "values": row.values} for row in rows]
@@ -304,7 +305,7 @@ def compare(session: Session, jobs: tuple[str, ...], is_all: bool) -> int:
     return 0
 
 
-def _cells(row: Fact) -> list[Cell]:
+def _cells(row: Row) -> list[Cell]:
     return [Cell(row.key), *(Cell(value or "-", "" if row.is_same else "warn") for value in row.values)]
 
 
@@ -332,7 +333,7 @@ def note(session: Session, job: str, text: str | None, tags: tuple[str, ...], un
         raise UsageError(f"the tag {both[0]} is added and removed", hint="use one of --tag and --untag")
     client = session.client()
     is_change = text is not None or tags or untag
-    found = client.jobs.set_note(job, text, add=tags, remove=untag) if is_change else client.jobs.note(job)
+    found = client.ask(ChangeJobNote(job, text, add=tags, remove=untag) if is_change else GetJobNote(job)).note
     output = session.output
     if output.is_json:
         output.document({"note": found})

@@ -54,7 +54,7 @@ def follow(output: Output, client: Client, found: SweepReport) -> SweepReport | 
     note = "runs are made one at a time: on the same devices they would disturb each other"
     output.note(f"experiment {found.name}: {found.total} runs; {note}")
     try:
-        for seen in client.experiments.watch(found):
+        for seen in client.sweeps.watch(found.id):
             found = seen
             output.progress(_line(found))
     except KeyboardInterrupt:

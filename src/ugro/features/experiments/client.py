@@ -4,29 +4,32 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import ugro
-from ugro.client.http import path_of, text_of
-from ugro.client.jobs import Ask, Jobs, new_key
+from ugro.client.http import text_of
+from ugro.client.jobs import new_key
 from ugro.features.experiments.rules.grid import MODELS, expect_experiment, parts_of
 from ugro.features.experiments.rules.grid import Abilities as Abilities
 from ugro.features.experiments.rules.grid import Wish as Wish
 from ugro.features.experiments.rules.grid import document as document
 from ugro.features.experiments.rules.measure import METRICS, Row, Run, figures, joined, moments, rows
 from ugro.features.experiments.rules.page import Experiment, gain, of_runs, of_steps, page, shown
-from ugro.features.sweeps.client import Sweeps, SweepText, SweepWish
+from ugro.features.sweeps.client import SweepText, SweepWish
 from ugro.features.sweeps.model import SweepReport, SweepState, Trial, TrialState
+from ugro.features.sweeps.operations import GetSweep, GetSweepDocument, ListSweeps, ResumeSweep, StopSweep
 from ugro.features.training.model import JobEnergy
-from ugro.kernel.support.codec import decode
+from ugro.features.training.operations import GetJobEnergy, GetJobSteps
+from ugro.kernel.jobs.operations import GetJobFile
 from ugro.kernel.support.errors import ConfigError, NotAllowed, NotFound, UgroError
 from ugro.kernel.telemetry.records import AttemptSteps
 from ugro.web.report import csv_text
 
 if TYPE_CHECKING:
+    from ugro.client.client import Client
     from ugro.features.sweeps.model import SweepPlan
 
 PAGE, FILE, DATA = "report.html", "experiment.yaml", "experiment.json"
@@ -52,33 +55,34 @@ class Measured:
 class Experiments:
     """Created by ``Client``."""
 
-    def __init__(self, ask: Ask, stream: Ask) -> None:
-        self._ask = ask
-        self._sweeps = Sweeps(ask, stream)
-        self._jobs = Jobs(ask, stream)
+    def __init__(self, client: Client) -> None:
+        self._client = client
 
     def start(self, name: str, tree: Mapping[str, Any], *, key: str | None = None) -> SweepReport:
         """The same key is the same experiment. Runs are made one at a time, unless the document says otherwise."""
         expect_experiment(name, tree)
         text = SweepText(json.dumps(tree), FILE)
-        return self._sweeps.start(text, _wish(name), key=key or new_key())
+        return self._client.sweeps.start(text, _wish(name), key=key or new_key())
 
     def plan(self, name: str, tree: Mapping[str, Any]) -> SweepPlan:
         """What it would do; starts nothing."""
         expect_experiment(name, tree)
-        return self._sweeps.plan(SweepText(json.dumps(tree), FILE), _wish(name))
+        return self._client.sweeps.plan(SweepText(json.dumps(tree), FILE), _wish(name))
 
     def resume(self, name: str, tree: Mapping[str, Any] | None = None) -> SweepReport:
         """Continues it. With a document, it must be the same experiment."""
         found = self.get(name)
-        if tree is not None and self._sweeps.document(found.id) != tree:
+        if tree is not None and self._document(found) != tree:
             hint = "give the new one another --name, or leave --resume out"
             raise NotAllowed(f"experiment {found.name} has other models, modes or options than these", hint=hint)
-        return self._sweeps.resume(found.id) if found.state in (SweepState.STOPPED, SweepState.FAILED) else found
+        if found.state not in (SweepState.STOPPED, SweepState.FAILED):
+            return found
+        return self._client.ask(ResumeSweep(str(found.id))).sweep
 
     def newest(self) -> list[SweepReport]:
         """The newest first."""
-        return [one for one in self._sweeps.newest() if parts_of(self._sweeps.document(one.id)) is not None]
+        sweeps = self._client.ask(ListSweeps()).sweeps
+        return [one for one in sweeps if parts_of(self._document(one)) is not None]
 
     def get(self, name: str | int) -> SweepReport:
         """By name, by number, or ``last``: the last experiment."""
@@ -86,15 +90,12 @@ class Experiments:
             if not (known := self.newest()):
                 raise NotFound("there are no experiments", hint="start one: ugro experiment run balance")
             return known[0]
-        found = self._sweeps.get(name)
-        expect_experiment(found.name, self._sweeps.document(found.id))
+        found = self._client.ask(GetSweep(str(name))).sweep
+        expect_experiment(found.name, self._document(found))
         return found
 
     def stop(self, name: str | int) -> SweepReport:
-        return self._sweeps.stop(self.get(name).id)
-
-    def watch(self, found: SweepReport) -> Iterator[SweepReport]:
-        return self._sweeps.watch(found.id)
+        return self._client.ask(StopSweep(str(self.get(name).id))).sweep
 
     def measured(self, name: str | int) -> Measured:
         """Reads the records of all its runs, but of those that were stopped and made again."""
@@ -103,7 +104,7 @@ class Experiments:
         trials = [one for one in found.trials if one.state is not TrialState.STOPPED or one.settings not in again]
         steps = {one.number: self._steps(one.job) for one in trials if one.job is not None}
         runs = tuple(self._run(trial, steps.get(trial.number, ())) for trial in trials)
-        return Measured(found, self._sweeps.document(found.id), runs, steps)
+        return Measured(found, self._document(found), runs, steps)
 
     def write(self, measured: Measured, folder: Path, machine: Sequence[str] = ()) -> list[Path]:
         """Writes the page, the raw data and the file that runs it again. Raises UgroError."""
@@ -138,7 +139,7 @@ class Experiments:
         for (model, variant), run in first.items():
             with contextlib.suppress(NotFound):  # removed meanwhile
                 label = "".join(letter if letter.isalnum() else "-" for letter in f"{model} {variant}")
-                texts[f"jobs/{label}.yaml"] = "" if run.job is None else self._jobs.file(run.job)
+                texts[f"jobs/{label}.yaml"] = "" if run.job is None else self._client.ask(GetJobFile(str(run.job))).file
         return {name: text for name, text in texts.items() if text}
 
     def _run(self, trial: Trial, steps: Sequence[AttemptSteps]) -> Run:
@@ -156,16 +157,18 @@ class Experiments:
             tuple(moments(steps)),
         )
 
+    def _document(self, sweep: SweepReport) -> dict[str, Any]:
+        return self._client.ask(GetSweepDocument(str(sweep.id))).document
+
     def _steps(self, job: int) -> tuple[AttemptSteps, ...]:
         try:
-            answer = self._ask("GET", f"{path_of('jobs', job)}/steps")
+            return self._client.ask(GetJobSteps(str(job))).attempts
         except NotFound:  # the job was removed
             return ()
-        return tuple(decode(AttemptSteps, one) for one in answer["attempts"])
 
     def _energy(self, job: int) -> JobEnergy | None:
         with contextlib.suppress(NotFound):
-            return self._jobs.energy(job)
+            return self._client.ask(GetJobEnergy(str(job))).energy
         return None
 
 

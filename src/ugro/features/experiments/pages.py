@@ -34,7 +34,7 @@ class CompareQuery(BaseModel):
     all: bool = False
 
 
-def add_experiment_pages(app: FastAPI, site: Site) -> None:
+def add_pages(app: FastAPI, site: Site) -> None:
     experiments = Experiments(site.agent.store, site.agent.monitoring)
     _add_table(app, site, experiments)
     _add_compare(app, site, experiments)

@@ -1,6 +1,6 @@
 """All jobs as experiments, kept in memory and updated with what has changed since the last call.
 
-``policy`` sorts and filters them.
+``rules.table`` sorts and filters them.
 """
 
 from __future__ import annotations
@@ -9,8 +9,15 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ugro.kernel.access.caller import viewer
+from ugro.features.experiments.model import Note, checked_tags, checked_text
+from ugro.features.experiments.operations import ChangeJobNote, CompareJobs, FoundNote, GetJobNote, JobComparison
+from ugro.features.experiments.store import NoteStore
+from ugro.kernel.access.caller import shown, viewer
+from ugro.kernel.access.model import Caller
+from ugro.kernel.files.results.service import ResultService
 from ugro.kernel.jobs.model import Job
+from ugro.kernel.jobs.service import JobService
+from ugro.kernel.operations.request import answers
 from ugro.kernel.store.database import Store
 from ugro.kernel.support.moments import elapsed_s, unix_seconds
 from ugro.kernel.telemetry.model import Experiment
@@ -86,3 +93,32 @@ def _with_job(known: Experiment | None, job: Job) -> Experiment:
     submitted_s = unix_seconds(job.submitted_at)
     given = parameters(job.spec)
     return Experiment(job.id, job.spec.name, job.user, job.state, submitted_s, started_s, ended_s, given)
+
+
+# --- requests ---------------------------------------------------------------------------------------------------------
+
+
+class ExperimentRequests:
+    def __init__(self, jobs: JobService, notes: NoteStore, results: ResultService) -> None:
+        self._jobs = jobs
+        self._notes = notes
+        self._results = results
+
+    @answers(GetJobNote)
+    async def note(self, asked: GetJobNote, caller: Caller) -> FoundNote:
+        return FoundNote(await self._notes.get((await self._jobs.find(asked.word)).id))
+
+    @answers(ChangeJobNote)
+    async def change_note(self, asked: ChangeJobNote, caller: Caller) -> FoundNote:
+        def changed(note: Note) -> Note:
+            text = note.text if asked.text is None else checked_text(asked.text)
+            tags = note.tags if asked.tags is None else asked.tags
+            kept = [tag for tag in (*tags, *asked.add) if tag not in asked.remove]
+            return replace(note, text=text, tags=checked_tags(kept))
+
+        return FoundNote(await self._notes.change((await self._jobs.find(asked.word)).id, changed))
+
+    @answers(CompareJobs)
+    async def compare(self, asked: CompareJobs, caller: Caller) -> JobComparison:
+        jobs = await self._jobs.find_different(asked.job)
+        return JobComparison(tuple(jobs), await self._results.compare([shown(job) for job in jobs]))

@@ -17,11 +17,13 @@ from ugro.features.hardware.node.bench import NO_IMPORT
 from ugro.features.hardware.rules import OF_MACHINE, SIZES_BYTES, STORAGE_BYTES, Budget, Pair, phases, rounds, waves
 from ugro.features.hardware.subject import About, Lines, LinkLine, Subject, Taken, run, unless_taken
 from ugro.kernel.links import checks as node_checks
+from ugro.kernel.links.calls import asked
 from ugro.kernel.links.diagnosis import LOOPBACK, Apart, Meeting, meet
 from ugro.kernel.links.model import Facts, Role
 from ugro.kernel.support.aio import together
 from ugro.kernel.support.codec import DecodeError, decode
 from ugro.kernel.support.errors import UgroError, Unreachable
+from ugro.node.main import probe
 from ugro.node.messages import Connections
 
 # --- allreduce --------------------------------------------------------------------------------------------------------
@@ -400,6 +402,6 @@ async def _watching(subject: Subject) -> AsyncIterator[None]:
 async def _watch(subject: Subject) -> None:
     while True:
         with contextlib.suppress(UgroError, DecodeError):
-            answer = await subject.link.call("probe", {"gpu_timeout_s": 2.0}, timeout_s=3.0)
+            answer = await subject.link.call(*asked(probe, gpu_timeout_s=2.0), timeout_s=3.0)
             subject.note(decode(Facts, answer).gpus)
         await asyncio.sleep(_LOOK_S)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
 
 import click
 
@@ -22,14 +21,11 @@ from ugro.features.hardware.model import (
     Progress,
     StorageFigures,
 )
+from ugro.features.hardware.operations import NodeHardware
 from ugro.features.health import cli as doctor
 from ugro.kernel.links.model import by_name
 from ugro.kernel.support.errors import Interrupted
 from ugro.kernel.support.quantities import format_duration, format_size
-
-if TYPE_CHECKING:
-    from ugro.features.hardware.client import NodeHardware
-
 
 _DEVICE_HEADER = ("NODE", "DEVICE", "FP32", "TF32", "BF16", "FP16", "INT8", "MEMORY", "TO IT", "FROM IT")
 _NODE_HEADER = ("NODE", "ONE CORE", "ALL CORES", "MEMORY", "WRITE", "READ", "RANDOM READS", "FSYNC")

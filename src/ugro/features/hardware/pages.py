@@ -121,7 +121,7 @@ def _cell(link: LinkFigures | None, fastest: float) -> LinkCell | None:
 # ``/hardware``: what was measured of all nodes, and the links between them.
 
 
-def add_hardware_pages(app: FastAPI, site: Site) -> None:
+def add_pages(app: FastAPI, site: Site) -> None:
     @app.get("/hardware")
     async def page(request: Request) -> Response:
         agent = site.agent

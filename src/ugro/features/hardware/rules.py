@@ -1,4 +1,4 @@
-"""Whether a device has become worse than it was: by its own earlier figures, far outside of what noise explains.
+"""Decides from measured figures: how fast nodes are, how long a measurement may take, and which device became worse.
 
 One low run proves nothing: a neighbour on the machine, a quota, a full cache. Two in a row, both far below the median
 of the runs before, do. Runs that were forced on a busy node count neither way.

@@ -23,18 +23,28 @@ from ugro.features.hardware.model import (
     Progress,
     Skipped,
 )
+from ugro.features.hardware.operations import (
+    GetHardware,
+    GetNodeHardware,
+    Hardware,
+    Measured,
+    MeasureHardware,
+    MeasuringProgress,
+    NodeHardware,
+)
 from ugro.features.hardware.rules import all_series, busy, judge_figures, node_speeds, phases
 from ugro.features.hardware.store import HardwareStore
 from ugro.features.hardware.subject import About, Subject
+from ugro.kernel.access.model import Caller
 from ugro.kernel.agent.model import Finding
 from ugro.kernel.jobs.engine.reconciler import Engine
-from ugro.kernel.jobs.engine.runs import Identity
 from ugro.kernel.jobs.engine.scheduler_input import Holds
 from ugro.kernel.links import checks as node_checks
 from ugro.kernel.links.cluster import Cluster
 from ugro.kernel.links.link import Link
-from ugro.kernel.links.node import Node
+from ugro.kernel.links.node import Identity, Node
 from ugro.kernel.links.reports import HealthCheck
+from ugro.kernel.operations.request import answers
 from ugro.kernel.support.aio import together
 from ugro.kernel.support.errors import NotAllowed, TimedOut, UgroError, Unreachable, UsageError
 from ugro.kernel.support.moments import unix_seconds
@@ -73,28 +83,28 @@ async def find(link: Link, environments: PythonEnvs) -> str | None:
 
 class MeasuredHardware:
     def __init__(self, store: HardwareStore) -> None:
-        self._store = store
+        self.store = store
         self.latest: Mapping[str, NodeFigures] = {}
         self._findings: dict[str, list[Finding]] = {}
         self._speeds: tuple[object, dict[str, float]] = (None, {})
 
     async def read(self) -> None:
-        self.latest = await self._store.latest()
+        self.latest = await self.store.latest()
         for node in self.latest:
             await self._judge(node)
 
     async def record(self, measured: Measurement) -> None:
         measured = replace(measured, nodes=tuple(node for node in measured.nodes if node.has_figures))
         best = {node.node: _best(node) for node in measured.nodes if not node.is_forced}
-        await self._store.record(measured, best)
-        self.latest = await self._store.latest()
+        await self.store.record(measured, best)
+        self.latest = await self.store.latest()
         for node in measured.nodes:
             await self._judge(node.node)
 
     async def forget(self, node: str) -> None:
-        await self._store.forget(node)
+        await self.store.forget(node)
         self._findings.pop(node, None)
-        self.latest = await self._store.latest()
+        self.latest = await self.store.latest()
 
     def latest_of(self, node: str) -> NodeFigures | None:
         return self.latest.get(node)
@@ -114,7 +124,7 @@ class MeasuredHardware:
         return self._speeds[1]
 
     async def _judge(self, node: str) -> None:
-        self._findings[node] = judge_figures(await self._store.history(node))
+        self._findings[node] = judge_figures(await self.store.history(node))
 
 
 def _best(node: NodeFigures) -> list[BestFigure]:
@@ -162,18 +172,48 @@ class HardwareService:
         for task in self._running:
             task.cancel()
 
-    async def measure(self, nodes: Sequence[Node], wish: Wish) -> AsyncGenerator[list[dict[str, object]]]:
-        """``{"progress": …}`` as it goes on, then one ``{"measurement": …}``. Closing it ends what runs on nodes."""
+    @answers(MeasureHardware)
+    async def measure(
+        self, asked: MeasureHardware, caller: Caller
+    ) -> AsyncGenerator[list[MeasuringProgress | Measured]]:
+        nodes = self._cluster.inventory.select(asked.nodes)
+        return self._measuring(nodes, Wish(asked.mode, frozenset(asked.parts), asked.force))
+
+    @answers(GetHardware)
+    async def get_hardware(self, asked: GetHardware, caller: Caller) -> Hardware:
+        store, members = self._measured.store, {node.spec.name for node in self._cluster.inventory}
+        return Hardware(
+            tuple(figures for name, figures in self._measured.latest.items() if name in members),
+            tuple(await store.links(members)),
+            tuple(one for one in await store.allreduces() if set(one.nodes) <= members),
+        )
+
+    @answers(GetNodeHardware)
+    async def get_node_hardware(self, asked: GetNodeHardware, caller: Caller) -> NodeHardware:
+        store, name = self._measured.store, asked.name
+        self._cluster.inventory.named(name)
+        return NodeHardware(
+            self._measured.latest_of(name),
+            tuple(await store.history(name)),
+            tuple(await store.best(name)),
+            tuple(one for one in await store.links() if one.source == name),
+            tuple(one for one in await store.allreduces() if name in one.nodes),
+            tuple(self._measured.findings(name)),
+        )
+
+    async def _measuring(
+        self, nodes: Sequence[Node], wish: Wish
+    ) -> AsyncGenerator[list[MeasuringProgress | Measured]]:
         said: asyncio.Queue[Progress | None] = asyncio.Queue()
         task = asyncio.create_task(self._measure(nodes, wish, said), name="measure nodes")
         self._running.add(task)
         task.add_done_callback(lambda _: said.put_nowait(None))
         try:
             while (progress := await said.get()) is not None:
-                yield [{"progress": progress}]
+                yield [MeasuringProgress(progress)]
             if task.cancelled():
                 raise Unreachable("the agent is stopping", cause="stopped")
-            yield [{"measurement": task.result()}]
+            yield [Measured(task.result())]
         finally:
             self._running.discard(task)
             task.cancel()

@@ -21,8 +21,9 @@ from ugro.features.hardware.model import (
     StorageFigures,
     Surroundings,
 )
+from ugro.features.hardware.node.bench import bench
 from ugro.features.hardware.rules import OF_MACHINE
-from ugro.kernel.links.calls import Stream
+from ugro.kernel.links.calls import Stream, asked
 from ugro.kernel.links.link import Link
 from ugro.kernel.links.model import Facts, Gpu, Machine
 from ugro.kernel.support.codec import DecodeError, decode
@@ -188,7 +189,7 @@ async def run(link: Link, part: str, params: dict[str, Any], limit_s: float, lin
     process = _Process(link, part, lines)
     try:
         async with asyncio.timeout(limit_s):
-            await process.follow(link.stream("bench", {"part": part, **params}))
+            await process.follow(link.stream(*asked(bench, part=part, **params)))
     except TimeoutError:
         lines.skip(WORDS.get(part, part), "the time was up")
         await process.end()

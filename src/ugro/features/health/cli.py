@@ -11,6 +11,7 @@ import click
 from ugro.cli import candidates
 from ugro.cli.output import Cell, Output, Style, clean
 from ugro.cli.session import Session, json_option, pass_session
+from ugro.features.health.operations import Diagnose
 from ugro.kernel.agent.model import Finding, Grade
 from ugro.kernel.support.quantities import format_duration
 
@@ -43,7 +44,7 @@ def doctor(session: Session, nodes: tuple[str, ...]) -> int:
     output = session.output
     findings: list[Finding] = []
     output.progress("checking the nodes")
-    for finding in session.client(uses_nodes=True).doctor(nodes):
+    for finding in session.client(uses_nodes=True).follow(Diagnose(tuple(nodes))):
         findings.append(finding)
         output.progress(f"checking the nodes: {_counts(findings)} so far")
     findings.sort(key=lambda finding: _place(finding, nodes))

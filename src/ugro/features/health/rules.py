@@ -1,6 +1,6 @@
 """What ``ugro doctor`` concludes about one node: an examination in, findings with remedies out.
 
-It judges whether jobs could run there, not how the node is doing right now; that is ``policy.nodes.health``.
+It judges whether jobs could run there, not how the node is doing right now; that is ``rules_score``.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """`ugro doctor`: examines every node and the connections between them, and reports findings as they come.
 
-``policy.nodes`` judges what is found; here it is only collected, and every check has a time limit.
+``rules`` judge what is found; here it is only collected, and every check has a time limit.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from ugro.features.environments.rules.versions import Installed, judge_machines, judge_versions
 from ugro.features.health.rules import judge_folders, judge_node, unreachable
+from ugro.features.ray.config import RaySection
 from ugro.kernel.access.model import node_of
 from ugro.kernel.agent.model import Finding
 from ugro.kernel.links import checks as node_checks
@@ -24,7 +25,9 @@ from ugro.kernel.links.reports import HealthCheck
 from ugro.kernel.links.rules import Examination, SshSettings, Unknown, judge_names
 from ugro.kernel.support.aio import together
 from ugro.kernel.support.errors import TimedOut, UgroError, Unreachable
-from ugro.node.messages import Ports, Root, Survival
+from ugro.node import system
+from ugro.node.check import ports as ports_there
+from ugro.node.messages import Survival
 
 # A pair needs only one address that works; no need to wait for others.
 _SETTLE_S = 0.0
@@ -95,15 +98,15 @@ class Doctor:
         config = self._config
         port_keys = {
             config.cluster.master_port: "cluster.master_port",
-            config.ray.redis_port: "ray.redis_port",
-            config.ray.dashboard_port: "ray.dashboard_port",
+            config.section(RaySection).redis_port: "ray.redis_port",
+            config.section(RaySection).dashboard_port: "ray.dashboard_port",
         }
         limit_s = config.ssh.timeout
         facts, ssh, root, ports, packages, survival = await asyncio.gather(
             self._probe(node),
             self._ssh_settings(node.spec),
-            node_checks.check(link, Root, "root", timeout_s=limit_s),
-            node_checks.check(link, Ports, "ports", timeout_s=limit_s, ports=list(port_keys)),
+            node_checks.check(link, system.root, limit_s),
+            node_checks.check(link, ports_there, limit_s, ports=list(port_keys)),
             node_checks.packages(link, timeout_s=limit_s),
             self._survival(link),
         )
@@ -134,7 +137,7 @@ class Doctor:
     async def _survival(self, link: Link) -> Survival | Unknown | None:
         if link.spec.transport == "local":  # part of the agent: there is no session that could end
             return None
-        return await node_checks.check(link, Survival, "survival", timeout_s=self._config.ssh.timeout)
+        return await node_checks.check(link, system.survival, self._config.ssh.timeout)
 
 
 def _installed(visit: _Visit) -> Installed:

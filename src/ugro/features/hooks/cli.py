@@ -8,7 +8,9 @@ from ugro.cli.jobs.describe import local_time
 from ugro.cli.output import Cell, Style
 from ugro.cli.session import CommandGroup, Session, json_option, pass_session
 from ugro.features.hooks.model import Delivery, DeliveryState, HookName, HookReport
+from ugro.features.hooks.operations import ListHookDeliveries, ListHooks, TestHook
 
+_TEST_S = 120.0
 _STYLES: dict[DeliveryState, Style] = {
     DeliveryState.DELIVERED: "good",
     DeliveryState.WAITING: "warn",
@@ -26,7 +28,7 @@ def hooks() -> None:
 @pass_session
 def list_(session: Session) -> None:
     """List the hooks of the cluster file."""
-    found = session.client().hooks.all()
+    found = session.client().ask(ListHooks()).hooks
     if session.output.is_json:
         session.output.document({"hooks": found})
     elif found:
@@ -47,7 +49,7 @@ def test(session: Session, name: str) -> None:
       ugro hooks test idle
     """
     session.output.progress(f"calling {name}")
-    made = session.client().hooks.test(name)
+    made = session.client().ask(TestHook(name), timeout_s=_TEST_S).id
     if session.output.is_json:
         session.output.document({"hook": name, "id": made})
     else:
@@ -69,7 +71,7 @@ def test(session: Session, name: str) -> None:
 @pass_session
 def deliveries(session: Session, name: str | None, limit: int) -> None:
     """List the newest calls of all hooks, or of one."""
-    found = session.client().hooks.deliveries(limit, name)
+    found = session.client().ask(ListHookDeliveries(limit, name)).deliveries
     if session.output.is_json:
         session.output.document({"deliveries": found})
     elif found:

@@ -105,7 +105,7 @@ class JobEndedHook(Hook):
 
 
 @section
-class Hooks(Section):
+class HookSection(Section):
     """What is called when something happens to the queue, the nodes or the jobs. See docs/hooks.md."""
 
     queue_longer_than: QueueHook | None = key(

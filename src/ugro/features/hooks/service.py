@@ -19,10 +19,19 @@ from typing import Any
 
 from ugro.features.alerts.channels import SendFailure
 from ugro.features.hooks import rules as triggers
-from ugro.features.hooks.config import Hook, IdleHook, JobEndedHook, NodeLostHook, QueueHook
+from ugro.features.hooks.config import Hook, HookSection, IdleHook, JobEndedHook, NodeLostHook, QueueHook
 from ugro.features.hooks.model import Delivery, DeliveryState, HookName, HookReport
+from ugro.features.hooks.operations import (
+    DeliveryList,
+    HookList,
+    ListHookDeliveries,
+    ListHooks,
+    TestedHook,
+    TestHook,
+)
 from ugro.features.hooks.rules import HOUR_S, Losses, Patience, Seen
 from ugro.features.hooks.store import MOST_WAITING, HookStore, NewDelivery
+from ugro.kernel.access.model import Caller
 from ugro.kernel.config.schema import Config
 from ugro.kernel.jobs.engine.reconciler import Engine
 from ugro.kernel.jobs.engine.scheduler_input import SchedulerInput
@@ -30,6 +39,7 @@ from ugro.kernel.jobs.model import Job
 from ugro.kernel.jobs.store import End
 from ugro.kernel.links.cluster import Cluster
 from ugro.kernel.links.model import NodeReport, Status
+from ugro.kernel.operations.request import answers
 from ugro.kernel.store.database import Store
 from ugro.kernel.support import commands as command
 from ugro.kernel.support import commands as signed_post
@@ -245,7 +255,8 @@ class HookService:
 
     # --- what others ask -----------------------------------------------------------------------------------------
 
-    async def listed(self) -> list[HookReport]:
+    @answers(ListHooks)
+    async def list_hooks(self, asked: ListHooks, caller: Caller) -> HookList:
         waiting = await self._store.waiting()
         found = []
         for name in HookName:
@@ -263,18 +274,22 @@ class HookService:
                         last.error if last else "",
                     )
                 )
-        return found
+        return HookList(tuple(found))
 
-    async def deliveries(self, limit: int, hook: HookName | None) -> list[Delivery]:
-        return await self._store.newest(limit, hook)
+    @answers(ListHookDeliveries)
+    async def list_deliveries(self, asked: ListHookDeliveries, caller: Caller) -> DeliveryList:
+        hook = _named(asked.hook) if asked.hook is not None else None
+        return DeliveryList(tuple(await self._store.newest(asked.limit, hook)))
 
-    async def test(self, name: HookName) -> str:
-        """Calls it once, now and by itself. Returns the id; raises SendFailure."""
+    @answers(TestHook)
+    async def test(self, asked: TestHook, caller: Caller) -> TestedHook:
+        """Now and by itself. Raises SendFailure."""
+        name = _named(asked.name)
         if self._hook(name) is None:
             raise NotFound(f"there is no hook {name} in the cluster file", hint="see: ugro hooks ls")
         new = self._new(name, _SAMPLES[name], is_test=True)
         await self._couriers[name].try_once(Delivery(0, new.id, name, new.body, "", is_test=True))
-        return new.id
+        return TestedHook(new.id)
 
     # --- looking -------------------------------------------------------------------------------------------------
 
@@ -288,7 +303,7 @@ class HookService:
             await asyncio.sleep(_SERVICE_LOOK_S)
 
     async def _look(self) -> None:
-        hooks = self._config.hooks
+        hooks = self._config.section(HookSection)
         if hooks.queue_longer_than is not None:
             await self._look_at_queue(hooks.queue_longer_than)
         if hooks.idle is not None:
@@ -381,7 +396,7 @@ class HookService:
         return self._cluster.path.parent if self._cluster.path else Path("/")
 
     def _hook(self, name: HookName) -> Hook | None:
-        return self._config.hooks.named(name)
+        return self._config.section(HookSection).named(name)
 
     @property
     def _config(self) -> Config:
@@ -419,3 +434,10 @@ def _when(hook: Hook) -> str:
         case JobEndedHook():
             return f"a job has ended: {', '.join(hook.states)}"
     return ""
+
+
+def _named(word: str) -> HookName:
+    try:
+        return HookName(word)
+    except ValueError:
+        raise NotFound(f"there is no hook {word!r:.60}", hint=f"hooks: {', '.join(HookName)}") from None

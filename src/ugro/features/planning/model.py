@@ -1,6 +1,6 @@
 """A plan before a launch: what trials of a training measured, and what sets of nodes are predicted to do.
 
-A trial is a short run of the user's own script. ``policy.planning`` reads its records and predicts from them.
+A trial is a short run of the user's own script. ``rules`` read its records and predict from them.
 """
 
 from __future__ import annotations

@@ -104,8 +104,7 @@ def spread_of(rank: RankTrial) -> float:
 # How long an exchange of gradients between a set of nodes takes: a ring is as slow as its slowest hop.
 #
 # In a ring of P ranks each sends 2 (P - 1) / P of the gradients to the next one. With two ranks that is the whole of
-# them
-# once, so what was measured between two nodes is the time of a hop.
+# them once, so what was measured between two nodes is the time of a hop.
 
 
 # What is assumed of a link that nobody has measured: an ordinary local network.

@@ -6,6 +6,7 @@ import click
 
 from ugro.cli import candidates
 from ugro.cli.session import Session, json_option, pass_session
+from ugro.features.power.operations import SuspendNode, WakeNode
 
 
 @click.command()
@@ -17,7 +18,7 @@ def sleep(session: Session, name: str) -> None:
 
     A job that needs the node wakes it again. The cluster file says how: see power.
     """
-    session.client().power.sleep(name)
+    session.client().ask(SuspendNode(name))
     if session.output.is_json:
         session.output.document({"node": {"name": name, "power": "going to sleep"}})
     session.output.note(f"{name} is going to sleep; wake it with: ugro node wake {name}")
@@ -32,7 +33,7 @@ def wake(session: Session, name: str) -> None:
 
     Without jobs it is suspended again after power.suspend_after.
     """
-    session.client().power.wake(name)
+    session.client().ask(WakeNode(name))
     if session.output.is_json:
         session.output.document({"node": {"name": name, "power": "waking"}})
     session.output.note(f"{name} is being woken; see: ugro node ls")

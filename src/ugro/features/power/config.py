@@ -1,4 +1,4 @@
-"""The keys under ``power``: of the cluster file, of its labels, and of a node."""
+"""The keys under ``owner`` and ``power``: of the cluster file, of its labels, and of a node."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ugro.kernel.config.section import LABEL, LOCAL_PATH, NODE_NAME, Nested, Sec
 
 
 @section
-class Owner(Section):
+class OwnerSection(Section):
     """What jobs do while somebody uses a machine. Off by default. A node's own keys come before the common ones."""
 
     when: When = key(
@@ -37,7 +37,7 @@ class Owner(Section):
     )
     quiet: float = key(600.0, Duration(), "After this time without a sign of the owner, the node takes jobs again.")
 
-    def rule(self, common: Owner) -> OwnerRule | None:
+    def rule(self, common: OwnerSection) -> OwnerRule | None:
         """None: its owner is not looked for."""
         when, then, quiet_s = (
             getattr(self if name in self.given_keys else common, name) for name in ("when", "then", "quiet")
@@ -139,7 +139,7 @@ LABELS = _Labels("a map of labels to keys of power", LABEL, Nested(PowerKeys), m
 
 
 @section
-class Power(PowerKeys):
+class PowerSection(PowerKeys):
     """Machines that sleep while there is nothing to do, and are woken for jobs. Off by default. See docs/power.md."""
 
     exclude: tuple[str, ...] = key(
@@ -158,7 +158,7 @@ class Power(PowerKeys):
             raise BadValueError("a webhook needs an address and a secret", hint="give webhook and secret_file")
 
 
-def rule_of(name: str, labels: tuple[str, ...], own: PowerKeys, common: Power) -> PowerRule | None:
+def rule_of(name: str, labels: tuple[str, ...], own: PowerKeys, common: PowerSection) -> PowerRule | None:
     """None: UGRO neither suspends nor wakes it."""
     layers: list[PowerKeys] = [own, *(keys for label, keys in common.labels.items() if label in labels), common]
     if not any(layer.given_keys & _TURNS_ON for layer in layers):

@@ -1,4 +1,4 @@
-"""Machines that sleep: the rule of a node, where it stands, and what is remembered of it while it cannot be asked.
+"""Machines with an owner, and machines that sleep: a node's rules, where it stands, and what is remembered of it.
 
 Asleep is not unreachable: such a node can be woken, and counts as one that is available later.
 """

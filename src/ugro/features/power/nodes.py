@@ -12,14 +12,17 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ugro.features.power.config import PowerSection
 from ugro.features.power.model import SSH, WOL, Act, Means, OwnerRule, PowerRule, Then, When
-from ugro.features.power.node.wake import EVERYBODY, send
+from ugro.features.power.node import wake
+from ugro.features.power.node.wake import EVERYBODY, Interface, send
 from ugro.features.power.owners import Owners
 from ugro.features.power.rules import Busy, Use, busy_with
 from ugro.kernel.access.model import node_of
 from ugro.kernel.jobs.engine.reconciler import Engine
 from ugro.kernel.jobs.engine.scheduler_input import SchedulerInput
 from ugro.kernel.jobs.scheduling.scheduler import NodeWishes
+from ugro.kernel.links.calls import asked
 from ugro.kernel.links.cluster import Cluster
 from ugro.kernel.links.link import Link
 from ugro.kernel.links.model import NodeSpec
@@ -29,7 +32,7 @@ from ugro.kernel.support import commands as signed_post
 from ugro.kernel.support.codec import DecodeError, decode
 from ugro.kernel.support.errors import RemoteFailure, TimedOut, UgroError, Unreachable
 from ugro.kernel.support.moments import boot_clock_s, boot_id
-from ugro.node.messages import Interface
+from ugro.node.process.execute import execute
 
 # --- power ------------------------------------------------------------------------------------------------------------
 # Puts nodes to sleep over their links, wakes them by packets, and asks each for the interface that wakes it.
@@ -47,8 +50,7 @@ _MAC = re.compile(r"[0-9A-Fa-f]{2}(:[0-9A-Fa-f]{2}){5}")
 async def interface(link: Link) -> Interface:
     """Empty if it is not known."""
     try:
-        answer = await link.call("check", {"what": "interface", "timeout_s": _ANSWER_S * 0.9}, timeout_s=_ANSWER_S)
-        return _checked(decode(Interface, answer))
+        return _checked(decode(Interface, await link.call(*asked(wake.interface), timeout_s=_ANSWER_S)))
     except (TimedOut, RemoteFailure, DecodeError) as error:
         log.warning("its network interface is not known: %s", error, extra={"node": link.spec.name})
         return Interface()
@@ -66,8 +68,8 @@ def _checked(found: Interface) -> Interface:
 async def run_on_node(link: Link, argv: Sequence[str], timeout_s: float) -> None:
     """Raises RemoteFailure if it fails, TimedOut, and Unreachable when the node is gone before it has answered."""
     name = link.spec.name
-    params = {"argv": list(argv), "marker": f"{name}.{secrets.token_hex(6)}", "grace_s": 1.0}
-    stream = link.stream("exec", params)
+    marker = f"{name}.{secrets.token_hex(6)}"
+    stream = link.stream(*asked(execute, argv=list(argv), marker=marker, grace_s=1.0))
     said = b""
     try:
         async with asyncio.timeout(timeout_s):
@@ -92,7 +94,7 @@ async def wake_by_packet(mac: str, broadcast: str, neighbours: Iterable[Link]) -
             sent += 1
     for link in list(neighbours)[:_MOST_NEIGHBOURS]:
         with contextlib.suppress(UgroError):
-            await link.call("net.wake", {"mac": mac, "broadcast": broadcast}, timeout_s=_ANSWER_S)
+            await link.call(*asked(wake.wake, mac=mac, broadcast=broadcast), timeout_s=_ANSWER_S)
             sent += 1
     return sent
 
@@ -291,7 +293,7 @@ class NodeLooks:
             drained=seen.report.drained if seen.report is not None else None,
             is_needed=name in wishes.needed,
             is_this_machine=machine is not None and machine.boot_id == boot_id(),
-            is_excluded=rule.suspend_after_s is None and name in self._cluster.config.power.exclude,
+            is_excluded=rule.suspend_after_s is None and name in self._cluster.config.section(PowerSection).exclude,
         )
         return busy_with(use, rule)
 

@@ -16,11 +16,13 @@ from typing import Any
 
 from ugro.features.power import rules as owner
 from ugro.features.power.model import OwnerReport, OwnerRule, Then
+from ugro.features.power.node import presence
 from ugro.features.power.rules import Part, Seen, judge
 from ugro.kernel.access.model import node_of
 from ugro.kernel.jobs.engine.run_tracker import RunTracker
 from ugro.kernel.jobs.model import Ending, Job
 from ugro.kernel.jobs.store import JobStore
+from ugro.kernel.links.calls import asked
 from ugro.kernel.links.cluster import Cluster
 from ugro.kernel.links.model import NodeSpec
 from ugro.kernel.links.node import Node
@@ -51,7 +53,7 @@ class Presence:
 async def watch(node: Node, rule: OwnerRule, connect_s: float) -> AsyncGenerator[Presence]:
     """What is so now, then every change, until the link is lost."""
     link = await node.ready(connect_s, patiently=True)
-    stream = link.stream("presence.watch", {"when": rule.when.value, "quiet_s": rule.quiet_s})
+    stream = link.stream(*asked(presence.watch, when=rule.when.value, quiet_s=rule.quiet_s))
     unread = b""
     try:
         async for _, payload in stream:

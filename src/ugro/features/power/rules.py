@@ -1,4 +1,4 @@
-"""Whether a node goes to sleep, is woken, or has changed by itself: one node's situation in, the next step out.
+"""Decides what jobs do while an owner is there, and whether a node goes to sleep or is woken: its next step.
 
 No loop is possible: after each step a node stays awake for its cool-down; each suspend and each wake counts against a
 budget per hour; a suspend needs room for the wake that follows; and what failed is tried again after growing pauses.
@@ -22,9 +22,8 @@ from ugro.kernel.support.quantities import jobs as named_jobs
 # The owner of a machine comes first: whether one is there, and what becomes of the jobs there then.
 #
 # A node takes no job from the first sign of its owner until it was quiet for as long as its rule says, so that a job
-# that
-# made way is not started there and ended again and again. Nothing is moved back: a job that has started elsewhere stays
-# there.
+# that made way is not started there and ended again and again. Nothing is moved back: a job that has started elsewhere
+# stays there.
 
 
 # Of an equal share of each batch, or of its cores, what a job keeps of a machine whose owner is there.

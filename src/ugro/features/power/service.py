@@ -1,4 +1,4 @@
-"""Power: looks at the nodes that may sleep, asks policy, records its decision, and only then acts on it.
+"""Power: looks at the nodes that may sleep, asks the rules, records their decision, and only then acts on it.
 
 Decisions are made while no job can be placed, so that none starts on a node that goes to sleep. After a crash the
 record says what was under way, and the node itself what became of it.
@@ -17,9 +17,12 @@ from pathlib import Path
 from ugro.features.power import nodes as power
 from ugro.features.power import rules as decision
 from ugro.features.power.model import WOL, Act, PowerRecord, PowerReport, PowerRule, PowerState
+from ugro.features.power.node.wake import Interface
 from ugro.features.power.nodes import NodeLooks, Subject, performed
+from ugro.features.power.operations import SuspendNode, WakeNode
 from ugro.features.power.rules import HOUR_S, Kind, Situation, Step
 from ugro.features.power.store import Known, PowerStore
+from ugro.kernel.access.model import Caller
 from ugro.kernel.agent.model import Finding, Grade
 from ugro.kernel.jobs.engine.reconciler import Engine
 from ugro.kernel.jobs.engine.run_tracker import RunTracker
@@ -29,13 +32,13 @@ from ugro.kernel.jobs.scheduling.scheduler import NodeWishes, node_wishes
 from ugro.kernel.links.cluster import Cluster
 from ugro.kernel.links.link import Link
 from ugro.kernel.links.node import Node
+from ugro.kernel.operations.request import answers
 from ugro.kernel.store.database import Store
 from ugro.kernel.support import moments as clock
 from ugro.kernel.support.aio import KeyedTasks
 from ugro.kernel.support.errors import NotAllowed, UgroError, UsageError
 from ugro.kernel.support.moments import Reading, boot_clock_s, place_s
 from ugro.kernel.support.process import point
-from ugro.node.messages import Interface
 
 log = logging.getLogger(__name__)
 
@@ -174,6 +177,14 @@ class PowerService:
             if node.spec.power is not None and memory is not None:
                 found += _findings(node, memory)
         return found
+
+    @answers(SuspendNode)
+    async def suspend(self, asked: SuspendNode, caller: Caller) -> None:
+        await self.request(asked.name, Act.SUSPEND)
+
+    @answers(WakeNode)
+    async def wake(self, asked: WakeNode, caller: Caller) -> None:
+        await self.request(asked.name, Act.RESUME)
 
     async def request(self, name: str, act: Act) -> None:
         """Somebody asks for it. Raises NotAllowed if that would interrupt something."""
@@ -393,5 +404,3 @@ def _findings(node: Node, memory: _Memory) -> list[Finding]:
         text = f"its interface {interface.name} does not wake it"
         found.append(Finding(name, "power", Grade.WARNING, text, f"on that node: ethtool -s {interface.name} wol g"))
     return found
-
-

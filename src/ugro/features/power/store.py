@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from ugro.features.power.model import PowerRecord
+from ugro.features.power.node.wake import Interface
 from ugro.kernel.links.model import Facts, Machine
 from ugro.kernel.store.connection import Connection
 from ugro.kernel.store.engine import Database
 from ugro.kernel.support import moments as clock
 from ugro.kernel.support.codec import DecodeError, decode, dumps
-from ugro.node.messages import Interface
 
 log = logging.getLogger(__name__)
 

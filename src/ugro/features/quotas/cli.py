@@ -11,6 +11,7 @@ from ugro.cli.jobs.logs import MOMENT
 from ugro.cli.output import Cell, Output, Style
 from ugro.cli.session import Session, json_option, pass_session
 from ugro.features.quotas.model import WINDOWS_S, Limit
+from ugro.features.quotas.operations import GetUsage
 from ugro.kernel.jobs.records import QuotaUse, UsageReport, UsageRow
 from ugro.kernel.support.quantities import format_cost, format_duration, format_energy
 
@@ -43,7 +44,7 @@ def usage(session: Session, user: str | None, since: float) -> None:
       ugro usage --user ann --since 30d
     """
     output = session.output
-    report = session.client().usage.report(since_unix_s=since, user=user)
+    report = session.client().ask(GetUsage(max(0.0, since), user)).usage
     if output.is_json:
         output.document({"usage": report})
         return

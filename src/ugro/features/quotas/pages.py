@@ -18,7 +18,7 @@ _HOURS = 24 * 3600
 Days = Annotated[int, Query(ge=1, le=3650)]
 
 
-def add_usage_pages(app: FastAPI, site: Site) -> None:
+def add_pages(app: FastAPI, site: Site) -> None:
     async def report(days: int) -> UsageReport:
         return await site.agent.usage.report(time.time() - days * _HOURS)
 

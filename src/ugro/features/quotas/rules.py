@@ -1,4 +1,4 @@
-"""What a pool has in use, has used, and has promised, against its limits: one account per pool, for one pass.
+"""Decides by past use and limits: fair shares of users; an account for each pool during a pass; and the report.
 
 GPU-hours are checked before a job starts and never by stopping one. So that no window of a day or a week ever has more
 than its limit, a running job counts with all that it may still use: up to its time limit, or, without one, for the
@@ -20,8 +20,7 @@ from ugro.kernel.jobs.records import QuotaUse, UsageRow
 # How much of the cluster each user has had lately: in devices, averaged with weights that halve every half-life.
 #
 # A user who held 2 devices for ever has an average of 2; one who held them for a half-life and then nothing, for
-# another
-# half-life, has 0.5. So what was used and what is held now are in the same unit, and can be added.
+# another half-life, has 0.5. So what was used and what is held now are in the same unit, and can be added.
 
 
 WEEK_S = 7 * 86400.0

@@ -1,4 +1,4 @@
-"""Between the scheduler's demands and quotas: what a job takes at least, and the demand that a quota leaves of it."""
+"""Enforces quotas at a start: what one leaves of a demand. Says when a job is refused at once, and in which words."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What users and groups use: from the books of ended attempts, and what runs and waits now."""
+"""Enforces quotas at a submission (``QuotaGate``), and reports what users and groups have used, use and wait for."""
 
 from __future__ import annotations
 
@@ -10,15 +10,18 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from ugro.features.quotas.model import HOUR_S, WINDOWS_S, Pool, Quotas
+from ugro.features.quotas.operations import GetUsage, Usage
 from ugro.features.quotas.rules import Ask, Tally, Terms, group_rows, user_rows
 from ugro.features.quotas.rules_room import Refusal, asks, queue_full, refusal
 from ugro.features.training.rules_energy import Price
+from ugro.kernel.access.model import Caller
 from ugro.kernel.jobs.engine.live_jobs import LiveJobs
 from ugro.kernel.jobs.engine.scheduler_input import SchedulerInput
 from ugro.kernel.jobs.model import Job, JobSpec
 from ugro.kernel.jobs.moves import Totals, UsageStore
 from ugro.kernel.jobs.records import Held, UsageReport, attempt_hours, gpu_part
 from ugro.kernel.jobs.store import JobStore
+from ugro.kernel.operations.request import answers
 from ugro.kernel.support import moments as clock
 from ugro.kernel.support.errors import NotAllowed
 from ugro.kernel.support.moments import Instant, elapsed_s
@@ -119,6 +122,10 @@ class UsageService:
         self._live = live
         self._books = scheduler_input.usage
         self._price = price
+
+    @answers(GetUsage)
+    async def get_usage(self, asked: GetUsage, caller: Caller) -> Usage:
+        return Usage(await self.report(asked.since, asked.user))
 
     async def report(self, since_unix_s: float, user: str | None = None) -> UsageReport:
         """``user``: that user alone, and the groups to which the user belongs."""

@@ -11,7 +11,7 @@ import pwd
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
-from ugro.features.quotas.config import QuotaSection
+from ugro.features.quotas.config import FairShareSection, QuotaSection
 from ugro.features.quotas.model import HOUR_S, NO_QUOTAS, WEEK_S, WINDOWS_S, Quotas
 from ugro.features.quotas.rules import Accounts, FairShare, HourUse
 from ugro.kernel.jobs.moves import UsageStore, UserHour
@@ -22,8 +22,7 @@ from ugro.kernel.support.moments import Instant
 # The members of Unix groups of this machine. They are looked up in a thread: they may come from a slow directory.
 #
 # A directory that does not answer looks like one that has no such group or user. So what was known once counts until
-# the
-# directory says something else: an outage must not lift the quotas of a group.
+# the directory says something else: an outage must not lift the quotas of a group.
 
 
 log = logging.getLogger(__name__)
@@ -147,7 +146,7 @@ class UsageBook:
 
     @property
     def quotas(self) -> Quotas:
-        section = self._cluster.config.quotas
+        section = self._cluster.config.section(QuotaSection)
         if not section.given_keys:
             return NO_QUOTAS
         made = self._made
@@ -157,11 +156,11 @@ class UsageBook:
 
     @property
     def fair(self) -> FairShare:
-        return self._cluster.config.fair_share.made_share()
+        return self._cluster.config.section(FairShareSection).made_share()
 
     async def keep_up(self, users: Iterable[str] = ()) -> None:
         """Who belongs to which group: of those who have used something, and of these."""
-        await self.groups.keep_up(self._cluster.config.quotas.unix_groups, {*users, *self._hours})
+        await self.groups.keep_up(self._cluster.config.section(QuotaSection).unix_groups, {*users, *self._hours})
 
     async def read(self, now: Instant) -> None:
         """What is new since the last time."""
@@ -202,7 +201,7 @@ class UsageBook:
 
     def unix_groups(self) -> list[tuple[str, str]]:
         """The groups that are Unix groups: their own name, and that of the Unix group."""
-        groups = self._cluster.config.quotas.groups.items()
+        groups = self._cluster.config.section(QuotaSection).groups.items()
         return [(name, one.unix_group) for name, one in groups if one.unix_group is not None]
 
     def _decayed(self, wall_s: float) -> dict[str, float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import click
@@ -17,8 +17,17 @@ from ugro.cli.output import Cell, Output, Style
 from ugro.cli.session import CommandGroup, Session, json_option, pass_session
 from ugro.client.client import Client
 from ugro.client.job_logs import LogChoice
+from ugro.features.ray import client as calls
 from ugro.features.ray.client import connection, token_file, token_path
 from ugro.features.ray.model import ClusterView, ClusterWish, Part, Phase, WorkerSize
+from ugro.features.ray.operations import (
+    ONLY,
+    GetRayCluster,
+    GetRayClusterAccess,
+    ListRayClusters,
+    ScaleRayCluster,
+    StopRayCluster,
+)
 from ugro.kernel.support.errors import Interrupted, NotFound, UgroError, UsageError
 from ugro.kernel.support.quantities import parse_duration, parse_size
 
@@ -89,7 +98,7 @@ def start(session: Session, /, detach: bool, **given: Any) -> int:
     wish, environment = _wish(given), _environment(given)
     client = session.client(uses_nodes=True)
     output.waiting("looking at the nodes")
-    found = client.ray_clusters.start(wish, environment=environment, on_progress=output.waiting)
+    found = calls.start(client, wish, environment=environment, on_progress=output.waiting)
     if (cheaper := wish.advice) is not None:
         output.note(f"note: {cheaper}")
     if not detach:
@@ -161,7 +170,7 @@ def _environment_parameters() -> list[click.Parameter]:
 
 def _wait(output: Output, client: Client, found: ClusterView) -> ClusterView:
     try:
-        return client.ray_clusters.wait(found.name, on_progress=output.waiting)
+        return calls.wait(client, found.name, on_progress=output.waiting)
     except KeyboardInterrupt:
         raise Interrupted(
             f"interrupted: the Ray cluster {found.name} goes on",
@@ -176,15 +185,15 @@ def _wait(output: Output, client: Client, found: ClusterView) -> ClusterView:
 @pass_session
 def status(session: Session, name: str | None, everything: bool) -> int:
     """Show Ray clusters, or one with its head and workers."""
-    calls, output = session.client().ray_clusters, session.output
+    client, output = session.client(), session.output
     if name is None:
-        found = calls.list(everything=everything)
+        found = client.ask(ListRayClusters(everything)).clusters
         if len(found) != 1 or output.is_json:
             _show_list(output, found)
             return 0
         _show_one(output, found[0])
         return 0
-    _show_one(output, calls.get(name))
+    _show_one(output, client.ask(GetRayCluster(name)).cluster)
     return 0
 
 
@@ -196,11 +205,10 @@ def status(session: Session, name: str | None, everything: bool) -> int:
 def stop(session: Session, name: str | None, detach: bool) -> int:
     """Stop a Ray cluster and everything that it has started."""
     client, output = session.client(), session.output
-    calls = client.ray_clusters
-    found = calls.stop(name)
+    found = client.ask(StopRayCluster(name or ONLY)).cluster
     token_path(client.home, found.name).unlink(missing_ok=True)
     if not detach:
-        found = calls.wait_stopped(found.name, on_progress=output.progress)
+        found = calls.wait_stopped(client, found.name, on_progress=output.progress)
     if output.is_json:
         output.document({"cluster": _document(found)})
     else:
@@ -221,7 +229,7 @@ def scale(session: Session, workers: int, name: str | None, detach: bool) -> int
     again elsewhere.
     """
     client, output = session.client(uses_nodes=True), session.output
-    found = client.ray_clusters.scale(workers, name)
+    found = client.ask(ScaleRayCluster(workers, name or ONLY), timeout_s=calls.PREPARE_S).cluster
     if not detach:
         found = _wait(output, client, found)
     _show_one(output, found)
@@ -243,7 +251,7 @@ def logs(session: Session, name: str | None, worker: int | None, tail: int | Non
     to their driver.
     """
     client = session.client()
-    found = client.ray_clusters.get(name)
+    found = client.ask(GetRayCluster(name or ONLY)).cluster
     part = found.head if worker is None else next((one for one in found.workers if one.number == worker), None)
     if part is None:
         raise NotFound(f"the Ray cluster {found.name} has no worker {worker}", hint=f"ugro cluster status {found.name}")
@@ -271,7 +279,7 @@ def dashboard(session: Session, name: str | None, port: int | None) -> int:
     page asks for the token, which the printed file holds.
     """
     client, output = session.client(), session.output
-    access = client.ray_clusters.access(name)
+    access = client.ask(GetRayClusterAccess(name or ONLY)).access
     file = token_file(client.home, access)
     with client.tunnel(access.head_node, access.dashboard_port, local_port=port or 0) as local:
         url = f"http://127.0.0.1:{local}"
@@ -302,7 +310,7 @@ def env(session: Session, name: str | None) -> int:
       eval "$(ugro cluster env)" && python driver.py
     """
     client = session.client()
-    access = client.ray_clusters.access(name)
+    access = client.ask(GetRayClusterAccess(name or ONLY)).access
     variables = connection(client.home, access)
     if session.output.is_json:
         session.output.document({"env": variables, "client_address": access.client_address})
@@ -316,7 +324,7 @@ def env(session: Session, name: str | None) -> int:
 # --- what is shown -------------------------------------------------------------------------------------------------
 
 
-def _show_list(output: Output, found: list[ClusterView]) -> None:
+def _show_list(output: Output, found: Sequence[ClusterView]) -> None:
     if output.is_json:
         output.document({"clusters": [_document(one) for one in found]})
         return

@@ -1,22 +1,26 @@
-"""``client.ray_clusters``: the part of the Python API for Ray clusters."""
+"""Starts Ray clusters and waits for them, and writes what a driver needs to connect to one."""
 
 from __future__ import annotations
 
 import os
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ugro.client.http import account, asked_for, lines, path_of
+from ugro.client.http import account, asked_for
 from ugro.features.ray.model import Access, ClusterView, ClusterWish, Phase
-from ugro.kernel.support.codec import decode, dumps
+from ugro.features.ray.operations import ONLY, GetRayCluster, OneCluster, StartRayCluster
+from ugro.kernel.operations.request import Needs
 from ugro.kernel.support.errors import TimedOut, UgroError
 from ugro.kernel.support.state_dir import StateDir
 
-_ONLY = "-"
+if TYPE_CHECKING:
+    from ugro.client.client import Client
+
 _LOOK_S = 0.2
-_PREPARE_S = 300.0
+PREPARE_S = 300.0  # scaling up looks at nodes
 Say = Callable[[str], None]
 
 
@@ -24,80 +28,54 @@ def _nobody(text: str) -> None:
     pass
 
 
-class RayClusterCalls:
-    """Created by ``Client``. Without a name, a call means the only cluster that has not ended."""
+def start(
+    client: Client,
+    wish: ClusterWish | None = None,
+    *,
+    environment: Mapping[str, Any] | None = None,
+    env: Mapping[str, str] | None = None,
+    on_progress: Say = _nobody,
+) -> ClusterView:
+    """Returns when it is recorded; ``wait`` waits for its workers.
 
-    def __init__(self, ask: Callable[..., Any], stream: Callable[..., Any]) -> None:
-        self._ask = ask
-        self._stream = stream
+    ``environment``: the options of a job's Python environment, as in ``{"package": ["ray[default]"]}``.
+    """
+    asked = StartRayCluster(wish or ClusterWish(), account(), dict(environment or {}), str(Path.cwd()))
+    return _start(client, asked, env, on_progress)
 
-    def start(
-        self,
-        wish: ClusterWish | None = None,
-        *,
-        environment: Mapping[str, Any] | None = None,
-        env: Mapping[str, str] | None = None,
-        on_progress: Say = _nobody,
-    ) -> ClusterView:
-        """Returns when it is recorded; ``wait`` waits for its workers.
 
-        ``environment``: the options of a job's Python environment, as in ``{"package": ["ray[default]"]}``.
-        """
-        body: dict[str, Any] = {
-            "wish": _plain(wish or ClusterWish()),
-            "user": account(),
-            "fields": dict(environment or {}),
-            "here": str(Path.cwd()),
-            "env": None,
-        }
-        return self._start(body, env, on_progress)
+def _start(
+    client: Client, asked: StartRayCluster, env: Mapping[str, str] | None, on_progress: Say
+) -> ClusterView:
+    for said in client.follow(asked, timeout_s=None):
+        if isinstance(said, Needs):
+            return _start(client, replace(asked, env=asked_for(said.needs, env)), env, on_progress)
+        if isinstance(said, OneCluster):
+            return said.cluster
+        on_progress(said.progress)
+    raise UgroError("the agent has ended before the cluster was recorded", hint="look: ugro cluster status")
 
-    def _start(self, body: dict[str, Any], env: Mapping[str, str] | None, on_progress: Say) -> ClusterView:
-        for document in lines(self._stream("POST", "/v1/ray-clusters", body, timeout_s=None)):
-            if "needs" in document:
-                return self._start({**body, "env": asked_for(document["needs"], env)}, env, on_progress)
-            if "cluster" in document:
-                return decode(ClusterView, document["cluster"])
-            on_progress(str(document["progress"]))
-        raise UgroError("the agent has ended before the cluster was recorded", hint="look: ugro cluster status")
 
-    def wait(
-        self, name: str | None = None, *, timeout_s: float | None = None, on_progress: Say = _nobody
-    ) -> ClusterView:
-        """Returns when all workers have joined, one has ended for good, or the cluster is over. Raises TimedOut."""
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
-        while True:
-            found = self.get(name)
-            if found.is_complete or found.lost or found.phase in (Phase.STOPPED, Phase.FAILED):
-                return found
-            if deadline is not None and time.monotonic() > deadline:
-                raise TimedOut(f"the Ray cluster {found.name} is not complete: {found.reason}")
-            on_progress(found.reason or str(found.phase))
-            time.sleep(_LOOK_S)
+def wait(
+    client: Client, name: str = ONLY, *, timeout_s: float | None = None, on_progress: Say = _nobody
+) -> ClusterView:
+    """Returns when all workers have joined, one has ended for good, or the cluster is over. Raises TimedOut."""
+    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    while True:
+        found = client.ask(GetRayCluster(name)).cluster
+        if found.is_complete or found.lost or found.phase in (Phase.STOPPED, Phase.FAILED):
+            return found
+        if deadline is not None and time.monotonic() > deadline:
+            raise TimedOut(f"the Ray cluster {found.name} is not complete: {found.reason}")
+        on_progress(found.reason or str(found.phase))
+        time.sleep(_LOOK_S)
 
-    def wait_stopped(self, name: str, *, on_progress: Say = _nobody) -> ClusterView:
-        while (found := self.get(name)).phase not in (Phase.STOPPED, Phase.FAILED):
-            on_progress(f"{found.phase}: {found.head.state}")
-            time.sleep(_LOOK_S)
-        return found
 
-    def list(self, *, everything: bool = False) -> list[ClusterView]:
-        answer = self._ask("GET", "/v1/ray-clusters" + ("?all=true" if everything else ""))
-        return [decode(ClusterView, one) for one in answer["clusters"]]
-
-    def get(self, name: str | None = None) -> ClusterView:
-        return decode(ClusterView, self._ask("GET", _path(name))["cluster"])
-
-    def access(self, name: str | None = None) -> Access:
-        return decode(Access, self._ask("GET", f"{_path(name)}/access")["access"])
-
-    def scale(self, workers: int, name: str | None = None) -> ClusterView:
-        answer = self._ask("POST", f"{_path(name)}/scale", {"workers": workers}, timeout_s=_PREPARE_S)
-        return decode(ClusterView, answer["cluster"])
-
-    def stop(self, name: str | None = None) -> ClusterView:
-        """Returns at once; ``wait_stopped`` waits until nothing of it runs."""
-        return decode(ClusterView, self._ask("DELETE", _path(name))["cluster"])
+def wait_stopped(client: Client, name: str, *, on_progress: Say = _nobody) -> ClusterView:
+    while (found := client.ask(GetRayCluster(name)).cluster).phase not in (Phase.STOPPED, Phase.FAILED):
+        on_progress(f"{found.phase}: {found.head.state}")
+        time.sleep(_LOOK_S)
+    return found
 
 
 def connection(home: StateDir, access: Access) -> dict[str, str]:
@@ -126,13 +104,3 @@ def token_file(home: StateDir, access: Access) -> Path:
 
 def token_path(home: StateDir, name: str) -> Path:
     return home.path / "ray" / f"{name}.token"
-
-
-def _path(name: str | None) -> str:
-    return path_of("ray-clusters", _ONLY if name is None else name)
-
-
-def _plain(wish: ClusterWish) -> Any:
-    import json  # with the wish's own names
-
-    return json.loads(dumps(wish))

@@ -1,4 +1,4 @@
-"""The jobs of a Ray cluster, and the program that their ranks run (``ray_node``), which travels with them as text."""
+"""The jobs of a Ray cluster, and the program that their ranks run (``on_node``), which travels with them as text."""
 
 from __future__ import annotations
 

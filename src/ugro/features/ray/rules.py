@@ -1,4 +1,4 @@
-"""Whether the nodes of a Ray cluster have what it needs: the same Ray, the same minor Python, shared memory, ports."""
+"""Decides about Ray clusters: whether nodes have what they need, where ranks go, and which step is next."""
 
 from __future__ import annotations
 

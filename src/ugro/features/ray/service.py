@@ -17,21 +17,43 @@ from pathlib import Path
 
 from ugro.features.environments.model import EnvRequest
 from ugro.features.ray import rules as steps
+from ugro.features.ray.config import RaySection
 from ugro.features.ray.jobs import RaySettings, head_job, worker_job
 from ugro.features.ray.model import Access, ClusterState, ClusterView, ClusterWish, RayCluster, Worker
+from ugro.features.ray.operations import (
+    ONLY,
+    ClusterAccess,
+    ClusterList,
+    GetRayCluster,
+    GetRayClusterAccess,
+    ListRayClusters,
+    OneCluster,
+    ScaleRayCluster,
+    StartProgress,
+    StartRayCluster,
+    StopRayCluster,
+)
 from ugro.features.ray.rules import Said, more_workers, said_in, to_drop, view_of
 from ugro.features.ray.starting import Request, Starting, clean
-from ugro.kernel.access.caller import caller
-from ugro.kernel.access.model import account_of, node_of
+from ugro.kernel.access.model import AuditEntry, Caller, account_of, node_of
+from ugro.kernel.access.service import AuditLog
+from ugro.kernel.config.kinds import BadValueError, Environment
+from ugro.kernel.config.section import is_job_name
 from ugro.kernel.files.results.job_folder import rank_log
 from ugro.kernel.jobs.model import Job
 from ugro.kernel.jobs.service import JobService
+from ugro.kernel.jobs.submission import Needs as Lacking
+from ugro.kernel.jobs.submission import Submit
 from ugro.kernel.links.cluster import Cluster
 from ugro.kernel.links.diagnosis import LOOPBACK
+from ugro.kernel.operations.audit_rules import READ_TOKEN
+from ugro.kernel.operations.audit_trail import DONE, now
+from ugro.kernel.operations.request import Needs, answers
 from ugro.kernel.store.database import Store
 from ugro.kernel.support.aio import ChangeSignal, wait_for_any
 from ugro.kernel.support.errors import NotAllowed, NotFound, UgroError, UsageError
 
+_Said = StartProgress | OneCluster | Needs
 log = logging.getLogger(__name__)
 
 _LOOK_S = 1.0
@@ -42,12 +64,19 @@ _CLEAN_S = 10.0
 _SAY_S = 0.1
 _MOST_LISTED = 100
 _MOST_WORKERS = 1000
+_LONGEST_NAME = 48  # its jobs have longer ones
 _LOG_LEVELS = {"critical": "fatal"}  # Ray's own word
 
 
 class RayClusters:
     def __init__(
-        self, jobs_folder: Path, store: Store, cluster: Cluster, jobs: JobService, starting: Starting
+        self,
+        jobs_folder: Path,
+        store: Store,
+        cluster: Cluster,
+        jobs: JobService,
+        starting: Starting,
+        audit: AuditLog,
     ) -> None:
         self._folder = jobs_folder
         self._store = store.ray_clusters
@@ -55,6 +84,7 @@ class RayClusters:
         self._cluster = cluster
         self._jobs = jobs
         self._starting = starting
+        self._audit = audit
         self._open: dict[int, RayCluster] = {}
         self._changed = ChangeSignal()  # a row was written
         self._problems: dict[int, str] = {}  # what keeps clusters from going on
@@ -63,10 +93,19 @@ class RayClusters:
 
     # --- requests ------------------------------------------------------------------------------------------------
 
-    async def start(
+    @answers(StartRayCluster)
+    async def start(self, asked: StartRayCluster, caller: Caller) -> AsyncGenerator[list[_Said]]:
+        _check(asked.wish)
+        self._jobs.expect_submittable()
+        submit = Submit(caller.user, "", None, asked.fields, Path(asked.here), asked.env, as_options=True)
+        environment = await self._jobs.environment(submit)
+        if isinstance(environment, Lacking):
+            return _needs(environment)
+        return self._start(asked.wish, caller.user, environment)
+
+    async def _start(
         self, wish: ClusterWish, user: str, environment: EnvRequest | None
-    ) -> AsyncGenerator[list[dict[str, object]]]:
-        """``{"progress"}`` repeatedly, then ``{"cluster"}``."""
+    ) -> AsyncGenerator[list[_Said]]:
         said: list[str] = []
         self._expect_new(wish.name)
         work = asyncio.create_task(self._made(wish, user, environment, said), name=f"prepare cluster {wish.name}")
@@ -74,10 +113,10 @@ class RayClusters:
             while not work.done():
                 await asyncio.wait([work], timeout=_SAY_S)
                 while said:
-                    yield [{"progress": said.pop(0)}]
+                    yield [StartProgress(said.pop(0))]
         finally:
             work.cancel()
-        yield [{"cluster": await self.view(work.result())}]
+        yield [OneCluster(await self.view(work.result()))]
 
     async def _made(
         self, wish: ClusterWish, user: str, environment: EnvRequest | None, said: list[str]
@@ -108,22 +147,26 @@ class RayClusters:
                 hint=f"see: ugro cluster status {name}; for another one: ugro cluster start --name NAME",
             )
 
-    async def listed(self, *, everything: bool) -> list[ClusterView]:
-        found = await self._store.newest(_MOST_LISTED) if everything else await self._store.open()
-        return [await self.view(one) for one in found]
+    @answers(ListRayClusters)
+    async def list_clusters(self, asked: ListRayClusters, caller: Caller) -> ClusterList:
+        found = await self._store.newest(_MOST_LISTED) if asked.all else await self._store.open()
+        return ClusterList(tuple([await self.view(one) for one in found]))
 
-    async def get(self, word: str | None) -> ClusterView:
-        return await self.view(await self.find(word))
+    @answers(GetRayCluster)
+    async def get(self, asked: GetRayCluster, caller: Caller) -> OneCluster:
+        return OneCluster(await self.view(await self.find(_name(asked.name))))
 
-    async def access(self, word: str | None) -> tuple[str, Access]:
-        """Its user, and what opens it."""
-        found = await self.find(word, is_open=True)
-        asks = caller()
-        await self.expect_open_to(found, asks.user if asks is not None else found.user)
-        head, namespace = found.head, self._cluster.config.ray.namespace
+    @answers(GetRayClusterAccess)
+    async def access(self, asked: GetRayClusterAccess, caller: Caller) -> ClusterAccess:
+        found = await self.find(_name(asked.name), is_open=True)
+        await self.expect_open_to(found, caller.user)
+        if caller.user != found.user:  # who has read the token can act as the cluster's owner there from now on
+            about = f"{found.name} of {found.user}"
+            self._audit.note(AuditEntry(now(), caller.user, caller.via, READ_TOKEN, about, DONE))
+        head, namespace = found.head, self._cluster.config.section(RaySection).namespace
         address = f"{head.address}:{head.port}"
         ports = head.dashboard_port, head.node, head.client_address
-        return found.user, Access(found.name, address, found.token, namespace, *ports)
+        return ClusterAccess(Access(found.name, address, found.token, namespace, *ports))
 
     async def expect_open_to(self, cluster: RayCluster, user: str) -> None:
         """Who uses it runs code as its user, which on their own account nobody else does. Raises NotAllowed."""
@@ -136,15 +179,18 @@ class RayClusters:
         placements = [job.placement for job in (await self._submitted(cluster)).values() if job.placement is not None]
         return any(account_of(name) for placement in placements for name in placement.nodes)
 
-    async def stop(self, word: str | None) -> ClusterView:
-        found = await self.find(word, is_open=True)
-        return await self.view(await self._change(found, state=ClusterState.STOPPING))
+    @answers(StopRayCluster)
+    async def stop(self, asked: StopRayCluster, caller: Caller) -> OneCluster:
+        found = await self.find(_name(asked.name), is_open=True)
+        return OneCluster(await self.view(await self._change(found, state=ClusterState.STOPPING)))
 
-    async def scale(self, word: str | None, wanted: int) -> ClusterView:
-        """To so many workers; those that have ended are replaced. Raises Unsatisfiable if no node has room."""
+    @answers(ScaleRayCluster)
+    async def scale(self, asked: ScaleRayCluster, caller: Caller) -> OneCluster:
+        """Raises Unsatisfiable if no node has room."""
+        wanted = asked.workers
         if not 0 <= wanted <= _MOST_WORKERS:
             raise UsageError(f"a cluster has 0 to {_MOST_WORKERS} workers", hint="ugro cluster scale 3")
-        found = await self.find(word, is_open=True)
+        found = await self.find(_name(asked.name), is_open=True)
         jobs = await self._submitted(found)
         lost = tuple(worker for worker in found.workers if worker.number in jobs and jobs[worker.number].is_final)
         kept = tuple(worker for worker in found.workers if worker not in lost)
@@ -157,7 +203,7 @@ class RayClusters:
             if now is None or now.state is not ClusterState.ACTIVE or now.workers != found.workers:
                 raise NotAllowed(f"the Ray cluster {found.name} has changed meanwhile", hint="ugro cluster status")
             scaled = await self._put(replace(now, workers=workers, dropped=(*now.dropped, *lost, *gone)))
-        return await self.view(scaled)
+        return OneCluster(await self.view(scaled))
 
     async def _added(self, cluster: RayCluster, kept: Sequence[Worker], wanted: int) -> tuple[Worker, ...]:
         usable = await self._starting.usable(cluster.wish)
@@ -297,10 +343,34 @@ class RayClusters:
 
 
 def _settings(cluster: Cluster) -> RaySettings:
-    ray = cluster.config.ray
+    ray = cluster.config.section(RaySection)
     level = _LOG_LEVELS.get(ray.log_level, ray.log_level)
     return RaySettings("0.0.0.0" if ray.head_bind_all else LOOPBACK, level)
 
 
 def _key(cluster: RayCluster, number: int) -> str:
     return f"ray-{cluster.key}-{number}"
+
+
+def _name(word: str) -> str | None:
+    return None if word == ONLY else word
+
+
+async def _needs(lacking: Lacking) -> AsyncGenerator[list[_Said]]:
+    yield [Needs(lacking.variables)]
+
+
+def _check(wish: ClusterWish) -> None:
+    if not is_job_name(wish.name) or len(wish.name) > _LONGEST_NAME or wish.name == ONLY:
+        raise UsageError(
+            f"not a cluster's name: {wish.name!r:.60}",
+            hint=f"letters, digits, dots and dashes, at most {_LONGEST_NAME}",
+        )
+    if wish.workers_per_node < 1 or (wish.nodes is not None and wish.nodes < 1):
+        raise UsageError("a cluster starts with at least one worker on one node", hint="ugro cluster start --nodes 3")
+    try:
+        Environment().parse(dict(wish.env))
+    except BadValueError as error:
+        raise UsageError(f"--env: {error.message}", hint=error.hint or "--env HF_HOME=/data/hf") from error
+    if wish.size.cpus is not None and wish.size.cpus < 1:
+        raise UsageError("a worker has at least one CPU", hint="--cpus 4")

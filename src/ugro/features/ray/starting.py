@@ -14,6 +14,7 @@ from typing import Any
 
 from ugro.features.environments.model import EnvProgress, EnvRequest
 from ugro.features.environments.service.service import PythonEnvService
+from ugro.features.ray.config import RaySection
 from ugro.features.ray.jobs import inside, rank_argv, rank_env, worker_resources
 from ugro.features.ray.model import ClusterWish, Head, RayCluster, Worker
 from ugro.features.ray.rules import (
@@ -28,12 +29,12 @@ from ugro.features.ray.rules import (
     objection,
 )
 from ugro.kernel.access.model import account_of, node_of
-from ugro.kernel.config.schema import Ray
 from ugro.kernel.config.section import is_user
 from ugro.kernel.jobs.engine.preflight import PortTaken, find_meeting
 from ugro.kernel.jobs.model import JobSpec, Launcher, Resources
 from ugro.kernel.jobs.service import JobService
 from ugro.kernel.links import checks as node_checks
+from ugro.kernel.links.calls import Stream, asked
 from ugro.kernel.links.cluster import Cluster
 from ugro.kernel.links.diagnosis import LOOPBACK, Apart
 from ugro.kernel.links.link import Link
@@ -43,11 +44,12 @@ from ugro.kernel.support.aio import together
 from ugro.kernel.support.codec import DecodeError, decode
 from ugro.kernel.support.errors import RemoteFailure, TimedOut, Unsatisfiable
 from ugro.node import foreign, wire
+from ugro.node.process.execute import execute
 
 # --- node looks -------------------------------------------------------------------------------------------------------
 # Asks nodes what is to be known before Ray starts on them, and has them remove what killed ranks have left.
 #
-# Both are short runs of the program that the ranks of a cluster run (``workloads.ray_node``), over the nodes' links.
+# Both are short runs of the program that the ranks of a cluster run (``features.ray.on_node``), over the nodes' links.
 
 
 _LOOK_S = 30.0
@@ -78,16 +80,11 @@ def _look(link: Link, answer: object) -> Look:
 
 
 async def _ask(link: Link, python: str, settings: Mapping[str, Any]) -> object:
-    params = {
-        "argv": rank_argv(python, str(settings["role"])),
-        "cwd": None,
-        "env": rank_env(settings),
-        "grace_s": 5.0,
-        "marker": f"{link.spec.name}.{secrets.token_hex(6)}",
-    }
+    argv, marker = [*rank_argv(python, str(settings["role"]))], f"{link.spec.name}.{secrets.token_hex(6)}"
+    stream = link.stream(*asked(execute, argv=argv, env=rank_env(settings), grace_s=5.0, marker=marker))
     try:
         async with asyncio.timeout(_LOOK_S):
-            said, code = await _run(link, params)
+            said, code = await _heard(stream)
     except TimeoutError as error:
         raise TimedOut(f"did not answer within {_LOOK_S:g} s", subject=link.spec.name) from error
     try:
@@ -98,8 +95,7 @@ async def _ask(link: Link, python: str, settings: Mapping[str, Any]) -> object:
         raise RemoteFailure(f"{python} cannot say what it has: {complaint}", subject=link.spec.name) from error
 
 
-async def _run(link: Link, params: dict[str, Any]) -> tuple[dict[int, bytes], object]:
-    stream = link.stream("exec", params)
+async def _heard(stream: Stream) -> tuple[dict[int, bytes], object]:
     said = {wire.OUT: b"", wire.ERR: b""}
     try:
         async for kind, payload in stream:
@@ -274,7 +270,7 @@ class Starting:
     async def _head(
         self, request: Request, node: str, links: Mapping[str, Link], pythons: Mapping[str, str]
     ) -> tuple[Head, dict[str, Look]]:
-        ray, key = self._cluster.config.ray, secrets.token_hex(4)
+        ray, key = self._cluster.config.section(RaySection), secrets.token_hex(4)
         ports = [port for first in (ray.redis_port, ray.dashboard_port, ray.client_port) for port in candidates(first)]
         looks = await look_at(links, pythons, ports)
         _raise(objection(looks, {} if request.environment else pythons) or lack_of_memory(request.wish, looks))
@@ -289,7 +285,7 @@ class Starting:
         return Head(node, pythons[node], address, port, dashboard, folder, client), looks
 
     async def _address(
-        self, links: Mapping[str, Link], taken: Sequence[int], ray: Ray, node: str
+        self, links: Mapping[str, Link], taken: Sequence[int], ray: RaySection, node: str
     ) -> tuple[str, int]:
         """An address of the head that every node reaches, and a port at which nobody listens."""
         known = list(taken)

@@ -8,9 +8,11 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from typing import Mapping, Optional
+from typing import Dict, Mapping, Optional
 
-from ugro.node import foreign
+from ugro.node import foreign, worker
+from ugro.node.program import Call, method
+from ugro.node.runs.rundir import agent_of
 
 KINDS = ("model", "dataset")
 _REPO = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}(/[A-Za-z0-9][A-Za-z0-9._-]{0,95})?")
@@ -25,6 +27,14 @@ def folder_of(env: Mapping[str, str]) -> str:
     home = env.get("HF_HOME") or os.path.join(env.get("XDG_CACHE_HOME") or "~/.cache", "huggingface")
     chosen = env.get("HF_HUB_CACHE") or env.get("HUGGINGFACE_HUB_CACHE") or os.path.join(home, "hub")
     return os.path.expanduser(chosen)
+
+
+@method("hub.cached")
+def cached(call: Call, *, kind: str, repo: str, env: Dict[str, str]) -> None:
+    """Says in which folder this account has a repository of Hugging Face, if it has."""
+    agent_of(call)  # one that was replaced is refused
+    there = {**os.environ, **{str(name): str(value) for name, value in env.items()}}
+    worker.do(call, lambda: {"folder": find(str(kind), str(repo), there)})
 
 
 def find(kind: str, repo: str, env: Mapping[str, str]) -> Optional[str]:

@@ -1,4 +1,4 @@
-"""The shape of a model, from its ``config.json``: how many parameters it has, and what its layers look like. Exact.
+"""The exact shape of a model, from its ``config.json``; which recipe it takes; and the flags of its training.
 
 Architectures that are not known here have no shape: then nothing is claimed about their memory.
 """

@@ -19,9 +19,8 @@ from ugro.kernel.support.quantities import format_size
 #
 # The recipes decide the precisions: trained parameters, their gradients and the optimizer's two moments have 4 bytes;
 # frozen weights have the precision of the computation. Weights, gradients and optimizer are counted exactly. What
-# layers
-# keep for the backward pass was measured with transformers 5, once for each kind of layer, as multiples of a token's
-# width and of the MLP's; ``tests`` measure it again.
+# layers keep for the backward pass was measured with transformers 5, once for each kind of layer, as multiples of a
+# token's width and of the MLP's; ``tests`` measure it again.
 
 
 _FLOAT = 4  # bytes

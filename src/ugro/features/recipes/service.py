@@ -21,15 +21,13 @@ from ugro.features.recipes.rules_memory import Device, devices_of, judge, known_
 from ugro.features.recipes.trainings import catalog
 from ugro.kernel.access.caller import expect_files, may_read_files
 from ugro.kernel.files.client_files import expect_local, remote_client
-from ugro.kernel.files.code.folders import NodeFolders
 from ugro.kernel.jobs.config.options import OPTIONS
-from ugro.kernel.jobs.engine.runs import Identity
 from ugro.kernel.jobs.engine.scheduler_input import SchedulerInput
 from ugro.kernel.jobs.model import Placement
 from ugro.kernel.jobs.service import JobService
 from ugro.kernel.jobs.submission import Needs, Submit
 from ugro.kernel.links.cluster import Cluster
-from ugro.kernel.links.node import Node
+from ugro.kernel.links.node import Identity, Node, NodeCalls
 from ugro.kernel.support.aio import together
 from ugro.kernel.support.errors import UgroError, Unsatisfiable, UsageError
 from ugro.node import foreign
@@ -113,9 +111,16 @@ log = logging.getLogger(__name__)
 _HUB = "https://huggingface.co/"
 _ENDPOINT = "HF_ENDPOINT"  # the variable that names another hub, such as a mirror
 _CONNECT_S = 3.0
+_HAS_S = 120.0
 _MODULES = {"pillow": "PIL"}  # what a package is imported as, where that differs
 _TINY = "--tiny"
 _SOURCE = "UGRO_MODEL_SOURCE"
+
+
+class HubCache(NodeCalls):
+    async def has(self, kind: str, repo: str, env: Mapping[str, str]) -> bool:
+        answer = await self._call(hub_cache.cached, _HAS_S, kind=kind, repo=repo, env=dict(env))
+        return answer.get("folder") is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +237,7 @@ class RecipeService:
         env = {**dict(node.spec.env), **{name: text for name, text in own.items() if text}}
         known = {name: text for name, text in env.items() if name in _CACHE_VARIABLES}
         try:
-            return (await NodeFolders(node, self.identity, _CONNECT_S).cached([(kind, repo)], known))[0] is not None
+            return await HubCache(node, self.identity, _CONNECT_S).has(kind, repo, known)
         except UgroError as error:
             log.info("cannot tell what is in its cache: %s", error, extra={"node": node.spec.name})
             return False

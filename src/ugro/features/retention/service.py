@@ -1,6 +1,6 @@
 """Removes ended jobs and their results as ``retention`` in the cluster file says, announced first and in small steps.
 
-It runs beside everything else and nothing waits for it. ``policy/lifecycle/retention`` decides.
+It runs beside everything else and nothing waits for it. ``rules`` decide.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
+from ugro.features.retention.config import RetentionSection
 from ugro.features.retention.rules import EndedJob, Keep, Remove, Rule, What, decide, least_age_s
 from ugro.features.retention.store import Due, Ended
-from ugro.kernel.config.schema import Retention as RetentionSettings
 from ugro.kernel.files.results.job_folder import has_results
 from ugro.kernel.files.results.output_store import with_left
 from ugro.kernel.jobs.model import Job
@@ -68,7 +68,7 @@ class Retention:
         store: Store,
         metrics: MetricStore,
         results: ResultRemover,
-        settings: Callable[[], RetentionSettings],
+        settings: Callable[[], RetentionSection],
         limits: Limits,
     ) -> None:
         self._folder = folder

@@ -9,6 +9,7 @@ import click
 from ugro.cli.output import Output
 from ugro.cli.session import Session, json_option, pass_session
 from ugro.features.safe_mode.model import JobChange, Reconciliation, SafeMode
+from ugro.features.safe_mode.operations import PreviewReconciliation, ReconcileAgent
 from ugro.kernel.support.errors import UsageError
 
 _MOST_RUNS = 20
@@ -33,12 +34,12 @@ def reconcile(session: Session, adopt: bool, forget: bool, skip_unreachable: boo
     """
     if adopt and forget:
         raise UsageError("--adopt and --forget exclude each other", hint="see what each would do: ugro agent reconcile")
-    calls = session.client(shows_safe_mode=True).safe_mode
+    client = session.client(shows_safe_mode=True)
     if not adopt and not forget:
-        found = calls.plan()
+        found = client.ask(PreviewReconciliation())
     else:
         session.output.progress("asking the nodes")
-        found = (calls.adopt if adopt else calls.forget)(skip_unreachable=skip_unreachable)
+        found = client.ask(ReconcileAgent("adopt" if adopt else "forget", skip_unreachable))
     if session.output.is_json:
         session.output.document({"reconciliation": found})
     elif found.done is None:

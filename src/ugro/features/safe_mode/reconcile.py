@@ -11,12 +11,15 @@ import logging
 from collections.abc import Callable, Collection, Sequence
 
 from ugro.features.safe_mode.model import Reconciliation
+from ugro.features.safe_mode.operations import PreviewReconciliation, ReconcileAgent
 from ugro.features.safe_mode.records import is_gone
 from ugro.features.safe_mode.rules import Change, End, Entry, Found, JobView, adopt, described, forget
 from ugro.features.safe_mode.service import SafeModeControl
+from ugro.kernel.access.model import Caller
 from ugro.kernel.jobs.engine.run_tracker import RunTracker
 from ugro.kernel.jobs.model import FINAL_STATES, HOLDING_STATES, Job, JobState
 from ugro.kernel.jobs.store import JobStore
+from ugro.kernel.operations.request import answers
 from ugro.kernel.store.standing import Decision
 from ugro.kernel.support.errors import NotAllowed, NotFound
 from ugro.kernel.support.process import point
@@ -43,34 +46,28 @@ class Reconciler:
         self._on_decided = on_decided
         self._deciding = asyncio.Lock()
 
-    async def plan(self) -> Reconciliation:
+    @answers(PreviewReconciliation)
+    async def plan(self, asked: PreviewReconciliation, caller: Caller) -> Reconciliation:
         """What each decision would do now. Changes nothing."""
         self._expect_safe_mode()
         views = await self._views()
         adopted = adopt(views, self._control.not_asked())
         return await self._said(None, adopted, forget(views), self._control.generation + 1)
 
-    async def adopt(self, *, skips_unasked: bool) -> Reconciliation:
+    @answers(ReconcileAgent)
+    async def decide(self, asked: ReconcileAgent, caller: Caller) -> Reconciliation:
+        is_forgotten = asked.how == "forget"
         async with self._deciding:
-            generation = await self._take_over(skips_unasked)
+            generation = await self._take_over(asked.skip_unreachable)
             views = await self._views()
-            self._expect_asked(skips_unasked)
-            changes = adopt(views, self._control.not_asked())
-            done = await self._said("adopt", changes, (), generation)
+            self._expect_asked(asked.skip_unreachable)
+            changes = forget(views) if is_forgotten else adopt(views, self._control.not_asked())
+            adopted, forgotten = ((), changes) if is_forgotten else (changes, ())
+            done = await self._said(asked.how, adopted, forgotten, generation)
+            if is_forgotten:
+                await asyncio.gather(*(self._end(change) for change in changes if isinstance(change, End)))
             point("reconcile.planned")
-            await self._decide(changes, done, is_forgotten=False)
-            return done
-
-    async def forget(self, *, skips_unasked: bool) -> Reconciliation:
-        async with self._deciding:
-            generation = await self._take_over(skips_unasked)
-            views = await self._views()
-            self._expect_asked(skips_unasked)
-            changes = forget(views)
-            done = await self._said("forget", (), changes, generation)
-            await asyncio.gather(*(self._end(change) for change in changes if isinstance(change, End)))
-            point("reconcile.planned")
-            await self._decide(changes, done, is_forgotten=True)
+            await self._decide(changes, done, is_forgotten=is_forgotten)
             return done
 
     # --- what is known ---------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from ugro.features.services.cli_bench import bench
 from ugro.features.services.cli_show import expect_well, key, live, show, show_list, wait_ready
 from ugro.features.services.client import ServiceWish
 from ugro.features.services.model import ServiceReport
+from ugro.features.services.operations import GetService, ListServices
 from ugro.kernel.support.errors import NotFound, UgroError, UsageError
 
 # --- options ----------------------------------------------------------------------------------------------------------
@@ -194,7 +195,7 @@ def start(
 @pass_session
 def ls(session: Session, everything: bool) -> None:
     """List services."""
-    show_list(session.output, session.client().services.listed(everything=everything))
+    show_list(session.output, session.client().ask(ListServices(everything)).services)
 
 
 @serve.command()
@@ -205,7 +206,7 @@ def ls(session: Session, everything: bool) -> None:
 def status(session: Session, name: str, follows: bool) -> int:
     """Show a service and its replicas."""
     client = session.client()
-    found = client.services.get(name)
+    found = client.ask(GetService(name)).service
     if follows and not found.is_over and not session.output.is_json:
         return live(session.output, client, found)
     show(session.output, found)
@@ -223,7 +224,7 @@ def status(session: Session, name: str, follows: bool) -> int:
 def logs(session: Session, name: str, replica: int | None, door: bool, tail: int | None, follow: bool) -> int:
     """Print the log of a replica, or of the door."""
     client = session.client()
-    job = _job_of(client.services.get(name), replica, door)
+    job = _job_of(client.ask(GetService(name)).service, replica, door)
     printer: Printer = Documents(session.output) if session.output.is_json else Bytes(session.output)
     try:
         for piece in client.jobs.logs(job, LogChoice(tail=tail, follow=follow)):

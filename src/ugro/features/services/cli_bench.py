@@ -17,6 +17,7 @@ from ugro.cli.output import Cell, Output
 from ugro.cli.session import Session, json_option, pass_session
 from ugro.client.client import Client
 from ugro.features.services.model import ENGINE_COMMAND, ServiceReport
+from ugro.features.services.operations import GetService
 from ugro.kernel.support.errors import NotAllowed, UgroError
 from ugro.kernel.support.quantities import format_duration
 
@@ -205,7 +206,7 @@ def bench(
     Sends chat requests to a model, and GET to a command. A key is taken from $UGRO_SERVICE_KEY.
     """
     client, output = session.client(), session.output
-    before = client.services.get(name)
+    before = client.ask(GetService(name)).service
     if before.is_over:
         raise NotAllowed(f"the service {name} is {before.state}", hint="see: ugro serve ls")
     bounds = Bounds(requests if requests or seconds else _REQUESTS, seconds, clients)
@@ -263,7 +264,7 @@ def _shares(client: Client, before: ServiceReport, wanted: int) -> dict[int, int
     known = {one.number: one.traffic.requests for one in before.replicas}
     deadline = time.monotonic() + _FIGURES_S
     while True:
-        after = client.services.get(before.name)
+        after = client.ask(GetService(before.name)).service
         found = {one.number: max(0, one.traffic.requests - known.get(one.number, 0)) for one in after.replicas}
         if sum(found.values()) >= wanted or time.monotonic() > deadline:
             return found

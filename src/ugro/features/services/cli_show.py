@@ -11,6 +11,7 @@ from ugro.cli.output import Cell, Output, Style
 from ugro.cli.session import CommandGroup, Session, json_option, pass_session
 from ugro.client.client import Client
 from ugro.features.services.model import Phase, ReplicaPhase, ReplicaReport, ServiceReport
+from ugro.features.services.operations import CreateServiceKey, ListServiceKeys, RevokeServiceKey
 from ugro.kernel.support.errors import Interrupted, UgroError
 from ugro.kernel.support.quantities import format_duration
 
@@ -36,7 +37,8 @@ def key() -> None:
 @pass_session
 def create(session: Session, name: str, label: str) -> None:
     """Create a key, and print it this once."""
-    made, secret = session.client().services.create_key(name, label)
+    created = session.client().ask(CreateServiceKey(name, label))
+    made, secret = created.key, created.secret
     if session.output.is_json:
         session.output.document({"key": {"id": made.id, "label": made.label, "secret": secret}})
         return
@@ -50,7 +52,7 @@ def create(session: Session, name: str, label: str) -> None:
 @pass_session
 def ls(session: Session, name: str) -> None:
     """List keys, without the keys themselves."""
-    found = session.client().services.keys(name)
+    found = session.client().ask(ListServiceKeys(name)).keys
     if session.output.is_json:
         session.output.document({"keys": found})
     elif found:
@@ -66,7 +68,7 @@ def ls(session: Session, name: str) -> None:
 @pass_session
 def revoke(session: Session, name: str, key_id: str) -> None:
     """Revoke a key, by its id."""
-    session.client().services.revoke_key(name, key_id)
+    session.client().ask(RevokeServiceKey(name, key_id))
     session.output.note(f"key {key_id} of {name} is revoked")
 
 

@@ -7,11 +7,20 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 from ugro.client.http import path_of, text_of
 from ugro.client.jobs import Asking, body_of
-from ugro.features.services.model import KeyReport, Phase, ReplicaPhase, ReplicaReport, ServiceReport
+from ugro.features.services.model import Phase, ReplicaPhase, ReplicaReport, ServiceReport
+from ugro.features.services.operations import (
+    DecideUpdateOfService,
+    GetService,
+    ListServices,
+    OneService,
+    ScaleService,
+    StopService,
+    WatchService,
+)
+from ugro.kernel.operations.request import Request
 from ugro.kernel.support.codec import decode
 from ugro.kernel.support.errors import TimedOut
 
@@ -59,29 +68,30 @@ class ServiceCalls(Asking):
     ) -> ServiceReport:
         """Replaces what it serves, one replica after the other. ``canary``: a share of requests, until ``decide``."""
         body = {"request": _request(wish, None, None), "canary": canary}
-        return self._prepared(f"{_path(name)}/update", body, env)
+        return self._prepared(f"{path_of('services', name)}/update", body, env)
 
     def decide(self, name: str, *, promotes: bool) -> ServiceReport:
         """About an update: on to its end, or back."""
-        return self._report("POST", f"{_path(name)}/decide", {"promotes": promotes})
+        return self._one(DecideUpdateOfService(name, promotes))
 
     def scale(self, name: str, replicas: int) -> ServiceReport:
-        return self._report("POST", f"{_path(name)}/scale", {"replicas": replicas})
+        return self._one(ScaleService(name, replicas))
 
     def stop(self, name: str) -> ServiceReport:
         """Returns at once; ``wait_stopped`` waits until nothing of it runs."""
-        return self._report("DELETE", _path(name))
+        return self._one(StopService(name))
 
     def listed(self, *, everything: bool = False) -> list[ServiceReport]:
-        answer = self._ask("GET", "/v1/services" + ("?all=true" if everything else ""))
-        return [decode(ServiceReport, one) for one in answer["services"]]
+        asked = ListServices(everything)
+        return list(asked.read(self._ask(*asked.to_wire())).services)
 
     def get(self, name: str) -> ServiceReport:
-        return self._report("GET", _path(name))
+        return self._one(GetService(name))
 
     def watch(self, name: str) -> Iterator[ServiceReport]:
         """Yields the service now and after changes, until it is over; survives the end of the agent."""
-        return self._watched(ServiceReport, f"{_path(name)}/watch", lambda found: f"{_path(name)}/watch")
+        path = WatchService(name).to_wire()[1]
+        return self._watched(ServiceReport, path, lambda found: path)
 
     def wait(
         self,
@@ -105,26 +115,13 @@ class ServiceCalls(Asking):
     def wait_stopped(self, name: str, *, on_progress: Say = _nobody) -> ServiceReport:
         return self.wait(name, on_progress=on_progress, is_done=lambda found: found.ended_at is not None)
 
-    # --- keys ----------------------------------------------------------------------------------------------------
-
-    def create_key(self, name: str, label: str = "") -> tuple[KeyReport, str]:
-        """With the key itself: it is not kept, and never shown again."""
-        answer = self._ask_once("POST", f"{_path(name)}/keys", {"label": label})
-        return decode(KeyReport, answer["key"]), str(answer["secret"])
-
-    def keys(self, name: str) -> list[KeyReport]:
-        return [decode(KeyReport, one) for one in self._ask("GET", f"{_path(name)}/keys")["keys"]]
-
-    def revoke_key(self, name: str, key: str) -> None:
-        self._ask_once("DELETE", f"{_path(name)}/keys/{quote(key, safe='')}")
-
     # --- asking --------------------------------------------------------------------------------------------------
 
     def _prepared(self, path: str, body: dict[str, Any], env: Mapping[str, str] | None) -> ServiceReport:
         return decode(ServiceReport, self._submitted(path, body, env, timeout_s=_PREPARE_S)["service"])
 
-    def _report(self, method: str, path: str, body: Any = None) -> ServiceReport:
-        return decode(ServiceReport, self._ask(method, path, body)["service"])
+    def _one(self, asked: Request[OneService]) -> ServiceReport:
+        return asked.read(self._ask(*asked.to_wire())).service
 
 
 def is_settled(found: ServiceReport) -> bool:
@@ -148,7 +145,3 @@ def _request(wish: ServiceWish, file: Path | None, key: str | None) -> dict[str,
         submit["here"] = str(file.absolute().parent)
         body |= {"text": text_of(file, "a service file"), "file": str(file)}
     return body
-
-
-def _path(name: str) -> str:
-    return path_of("services", name)

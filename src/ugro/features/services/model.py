@@ -16,7 +16,7 @@ from ugro.kernel.jobs.model import JobSpec, JobState
 # --- door -------------------------------------------------------------------------------------------------------------
 # The door of a service: one address in front of its replicas, as the agent uses it.
 #
-# ``workloads/door`` is the program behind it. What it shares out, and how, is in docs/serving-door.md.
+# ``node/door.py`` is the program behind it. What it shares out, and how, is in docs/serving-door.md.
 
 
 MOST_WEIGHT = 256

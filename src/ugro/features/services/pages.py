@@ -7,7 +7,7 @@ from fastapi import FastAPI, Request, Response
 from ugro.web.site import Site
 
 
-def add_service_pages(app: FastAPI, site: Site) -> None:
+def add_pages(app: FastAPI, site: Site) -> None:
     @app.get("/services")
     async def services(request: Request) -> Response:
         found = await site.agent.services.listed(everything=True)

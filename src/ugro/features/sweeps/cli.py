@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -19,7 +19,10 @@ from ugro.cli.jobs.origin import code_folder
 from ugro.cli.output import Cell, Output, Style
 from ugro.cli.session import Session, StartGroup, json_option, pass_session
 from ugro.client.client import Client
+from ugro.client.http import account
+from ugro.client.jobs import new_key
 from ugro.features.recipes.cli import apply_recipe
+from ugro.features.sweeps.client import SweepWish, extended, html
 from ugro.features.sweeps.model import (
     METHODS,
     PRUNERS,
@@ -31,14 +34,18 @@ from ugro.features.sweeps.model import (
     Trial,
     TrialState,
 )
+from ugro.features.sweeps.operations import (
+    GetImportance,
+    GetSweep,
+    LaunchBestOfSweep,
+    ListSweeps,
+    ResumeSweep,
+    StopSweep,
+)
 from ugro.kernel.support import moments as clock
 from ugro.kernel.support.errors import Interrupted, UgroError, UsageError
 from ugro.kernel.support.moments import instant_of
 from ugro.kernel.support.quantities import format_duration, parse_duration
-
-if TYPE_CHECKING:
-    from ugro.features.sweeps.client import SweepWish
-
 
 # --- plan -------------------------------------------------------------------------------------------------------------
 # ``ugro sweep --dry-run``: what would be searched, and the first trials.
@@ -360,8 +367,6 @@ def start(ctx: click.Context, session: Session, /, file: Path | None, **fields: 
 
 
 def _wish(given: dict[str, Any]) -> SweepWish:
-    from ugro.features.sweeps.client import SweepWish
-
     hours = given.pop("gpu_hours")
     own = {name: given.pop(name) for name in _OWN}
     names = ("trials", "time_s", "no_improvement", "parallel", "max_failed", "trials_per_gpu")
@@ -376,7 +381,7 @@ def _wish(given: dict[str, Any]) -> SweepWish:
 @pass_session
 def ls(session: Session) -> None:
     """List sweeps, the newest first."""
-    found = session.client().sweeps.newest()
+    found = session.client().ask(ListSweeps()).sweeps
     if session.output.is_json:
         session.output.document({"sweeps": [document(one) for one in found]})
     elif found:
@@ -393,7 +398,7 @@ def ls(session: Session) -> None:
 def status(session: Session, name: str, follows: bool) -> int:
     """Show a sweep and its trials (default: the last sweep)."""
     client = session.client()
-    found = client.sweeps.get(name)
+    found = client.ask(GetSweep(name)).sweep
     if session.output.is_json:
         session.output.document({"sweep": document(found)})
         return 0
@@ -411,11 +416,11 @@ def status(session: Session, name: str, follows: bool) -> int:
 def best(session: Session, name: str, launch: bool) -> int:
     """Show the best trial, or launch its settings again."""
     client, output = session.client(), session.output
-    found = client.sweeps.get(name)
+    found = client.ask(GetSweep(name)).sweep
     trial = found.best_trial
     if trial is None:
         raise UsageError(f"sweep {found.name} has no best trial", hint=_why_none(found.metric, found.name))
-    job = client.sweeps.launch_best(found.id) if launch else None
+    job = client.ask(LaunchBestOfSweep(str(found.id), account(), new_key())).job if launch else None
     if output.is_json:
         more = {} if job is None else {"job": job_document(job)}
         output.document({"best": trial_document(trial), "sweep": found.name, **more})
@@ -441,7 +446,7 @@ def stop(session: Session, name: str) -> None:
 
     ugro sweep resume continues it; the trials that were stopped are made again.
     """
-    found = session.client().sweeps.stop(name)
+    found = session.client().ask(StopSweep(name)).sweep
     if session.output.is_json:
         session.output.document({"sweep": document(found)})
     else:
@@ -461,9 +466,11 @@ def resume(
     """Continue a sweep that was stopped or is done."""
     client = session.client(uses_nodes=True)
     count, is_more = trials or (None, False)
-    found = client.sweeps.resume(
-        name, trials=None if is_more else count, more_trials=count if is_more else None, parallel=parallel
-    )
+    if count is not None and is_more:
+        asked = extended(client, name, more_trials=count, parallel=parallel)
+    else:
+        asked = ResumeSweep(name, count, parallel)
+    found = client.ask(asked).sweep
     if session.output.is_json:
         session.output.document({"sweep": document(found)})
         return 0
@@ -482,7 +489,7 @@ def importance(session: Session, name: str) -> None:
 
     Of the differences between complete trials, the share that each parameter explains (PED-ANOVA).
     """
-    found = session.client().sweeps.importance(name)
+    found = session.client().ask(GetImportance(name)).importance
     if session.output.is_json:
         session.output.document({"importance": found})
     else:
@@ -499,7 +506,7 @@ def report(session: Session, name: str, path: Path | None) -> None:
     The file has the history, parallel coordinates, importances and the table of trials, also as CSV. It needs no
     server and loads nothing.
     """
-    found, text = session.client().sweeps.html(name)
+    found, text = html(session.client(), name)
     path = path or Path(f"{found.name}.html")
     try:
         path.write_text(text, encoding="utf-8")

@@ -21,7 +21,7 @@ _COMPARED = 20  # the best trials, whose curves one page can show
 _MOST_ROWS = 1000
 
 
-def add_sweep_pages(app: FastAPI, site: Site) -> None:
+def add_pages(app: FastAPI, site: Site) -> None:
     @app.get("/sweeps")
     async def sweeps(request: Request) -> Response:
         found = await site.agent.sweeps.newest(_LISTED)

@@ -262,8 +262,7 @@ class Delivery:
 # What waits to be sent, on disk: a folder of files, the oldest first, bounded in bytes. One process writes.
 #
 # Points are appended to an open file, which is sealed when it is to be sent or large enough. A sealed file's name has
-# the
-# number of its points, so that what is dropped can be counted without reading it.
+# the number of its points, so that what is dropped can be counted without reading it.
 
 
 _OPEN = "open"

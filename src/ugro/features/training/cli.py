@@ -14,6 +14,7 @@ from ugro.cli.jobs.document import job_document
 from ugro.cli.output import Cell, Output, Style, clean
 from ugro.cli.session import Session, json_option, pass_session
 from ugro.client.client import Client
+from ugro.client.jobs import new_key
 from ugro.features.planning.model import speed
 from ugro.features.training.model import (
     DeviceEnergy,
@@ -24,7 +25,9 @@ from ugro.features.training.model import (
     TraceFile,
     TraceRequest,
 )
+from ugro.features.training.operations import MOST_STEPS, MOST_TRACED, GetJobProfile, ListJobTraces, TraceJob
 from ugro.kernel.files.model import ResultState
+from ugro.kernel.files.operations import GetJobResults
 from ugro.kernel.jobs.model import Job
 from ugro.kernel.support.errors import NotFound, UgroError, UsageError
 from ugro.kernel.support.quantities import format_duration, format_energy, format_size
@@ -75,10 +78,11 @@ _COMING = (ResultState.WAITING, ResultState.LIVE, ResultState.COMING)
 
 
 def trace_steps(output: Output, client: Client, word: str, steps: int) -> int:
-    job, before = client.jobs.traces(word)
-    asked = client.jobs.trace(job.id, steps)
+    before = client.ask(ListJobTraces(word))
+    job = before.job
+    asked = client.ask(TraceJob(str(job.id), new_key(), steps))
     try:
-        found = _arrived(output, client, asked, {one.path for one in before})
+        found = _arrived(output, client, asked, {one.path for one in before.traces})
     except KeyboardInterrupt:
         output.note(f"the traces will still be collected: ugro results {job.id}")
         raise
@@ -87,14 +91,14 @@ def trace_steps(output: Output, client: Client, word: str, steps: int) -> int:
 
 
 def _arrived(output: Output, client: Client, asked: TraceRequest, known: set[str]) -> tuple[TraceFile, ...]:
+    traces = ListJobTraces(str(asked.job), asked.attempt)
     while True:
-        job, traces = client.jobs.traces(asked.job, attempt=asked.attempt)
-        found = tuple(one for one in traces if one.path not in known)
+        answer = client.ask(traces)
+        job, found = answer.job, tuple(one for one in answer.traces if one.path not in known)
         if len({one.rank for one in found}) >= asked.ranks:
             return found
-        if job.is_final and client.jobs.results(asked.job, attempt=asked.attempt)[1].state not in _COMING:
-            job, traces = client.jobs.traces(asked.job, attempt=asked.attempt)
-            found = tuple(one for one in traces if one.path not in known)
+        if job.is_final and client.ask(GetJobResults(str(asked.job), asked.attempt)).results.state not in _COMING:
+            found = tuple(one for one in client.ask(traces).traces if one.path not in known)
             if len({one.rank for one in found}) < asked.ranks:
                 raise UgroError(f"job {job.id} has ended with {len(found)} of {asked.ranks} traces")
             return found
@@ -124,8 +128,6 @@ def _show(output: Output, job: Job, found: Sequence[TraceFile]) -> None:
 
 
 _PROFILE_LOOK_S = 1.0
-_MOST_STEPS = 10_000
-_MOST_TRACED = 1000
 _LEAST_BAR, _WIDEST_BAR = 10, 60
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 # Each part of a step has a letter of its own: bars are read without colour, too.
@@ -146,8 +148,8 @@ _POWER = ("W", "S/J")  # where it is measured
 @click.argument("job", default="last", shell_complete=candidates.jobs)
 @click.option("--watch", "-w", is_flag=True, help="Refresh until the job ends, or Ctrl-C.")
 @click.option("--attempt", type=click.IntRange(1), metavar="N", help="Use this attempt; default: the newest.")
-@click.option("--steps", type=click.IntRange(1, _MOST_STEPS), metavar="N", help="Use the newest N steps; default: 50.")
-@click.option("--trace", type=click.IntRange(1, _MOST_TRACED), metavar="N", help="Record N steps of each rank.")
+@click.option("--steps", type=click.IntRange(1, MOST_STEPS), metavar="N", help="Use the newest N steps; default: 50.")
+@click.option("--trace", type=click.IntRange(1, MOST_TRACED), metavar="N", help="Record N steps of each rank.")
 @json_option
 @pass_session
 def profile(session: Session, /, job: str, attempt: int | None, steps: int | None, **flags: int | bool | None) -> int:
@@ -169,8 +171,8 @@ def profile(session: Session, /, job: str, attempt: int | None, steps: int | Non
         return trace_steps(output, client, job, int(flags["trace"]))
     if flags["watch"]:
         return _watch(output, client, (job, attempt, steps))
-    found, measured = client.jobs.profile(job, attempt=attempt, steps=steps)
-    _profile_show(output, found, measured)
+    found = client.ask(GetJobProfile(job, attempt, steps))
+    _profile_show(output, found.job, found.profile)
     return 0
 
 
@@ -199,7 +201,7 @@ def _watch(output: Output, client: Client, which: tuple[str, int | None, int | N
 def _is_over(client: Client, job: Job) -> bool:
     if not job.is_final:
         return False
-    return client.jobs.results(job.id)[1].state not in (ResultState.WAITING, ResultState.COMING)
+    return client.ask(GetJobResults(str(job.id))).results.state not in (ResultState.WAITING, ResultState.COMING)
 
 
 def _newest(
@@ -207,13 +209,14 @@ def _newest(
 ) -> tuple[Job, JobProfile | None]:
     job, attempt, steps = which
     try:
-        return client.jobs.profile(job.id, attempt=attempt, steps=steps)
+        found = client.ask(GetJobProfile(str(job.id), attempt, steps))
     except NotFound as error:
         if is_over:
             raise
         job = client.jobs.get(job.id)
         output.progress(f"{error}; it is {job.state}")
         return job, None
+    return found.job, found.profile
 
 
 def _draw(output: Output, job: Job, measured: JobProfile) -> None:

@@ -1,4 +1,4 @@
-"""What the devices of a job used, and the lines in which a node reports it. Pure: lines in, samples out.
+"""Energy that the devices of a job used, as nodes report it; the headline of a job; its profile. Pure.
 
 Lines come from a node and are not trusted: invalid and impossible ones are skipped.
 """

@@ -32,8 +32,7 @@ from ugro.node.runs.runspec import RunSpec
 # How much energy a device has used: from a counter where it has one, else from its power over time.
 #
 # A counter that goes on by itself misses nothing between two readings. Power between two readings is taken as a
-# straight
-# line, and only while they are close: a longer gap is not filled, and does not count as measured.
+# straight line, and only while they are close: a longer gap is not filled, and does not count as measured.
 
 
 POWERCAP = "/sys/class/powercap"

@@ -1,4 +1,4 @@
-"""The headline of a job: reads what ``policy.training`` needs, a few coarse curves and the end of a log."""
+"""Energy, headline and profile of a job: reads a few coarse curves and the end of a log, and asks the rules."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ import os
 import re
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
+from ugro.features.training import operations
 from ugro.features.training import rules_headline as words
 from ugro.features.training.model import (
     DeviceUse,
@@ -36,19 +37,22 @@ from ugro.features.training.rules_headline import (
 )
 from ugro.features.training.rules_profile import WINDOW, alternatives, before_launch, profile, window_s
 from ugro.kernel.access.caller import visible
-from ugro.kernel.access.model import node_of
+from ugro.kernel.access.model import Caller, node_of
 from ugro.kernel.files.results.job_folder import ENERGY, attempt_folder, energy_file, rank_log
 from ugro.kernel.jobs.engine.run_tracker import RunTracker
 from ugro.kernel.jobs.model import HOLDING_STATES, Attempt, Job, JobState
 from ugro.kernel.jobs.records import Plan
+from ugro.kernel.jobs.rows import Listed
+from ugro.kernel.jobs.service import JobService
 from ugro.kernel.jobs.store import JobStore
 from ugro.kernel.links.model import Gpu, NodeReport
+from ugro.kernel.operations.request import answers
 from ugro.kernel.support import moments as clock
 from ugro.kernel.support.errors import NotAllowed, NotFound
 from ugro.kernel.support.moments import elapsed_s
-from ugro.kernel.telemetry.curves import Curve, KeySummary, Wanted
+from ugro.kernel.telemetry.curves import Curve, Wanted
 from ugro.kernel.telemetry.metricstore import MetricStore, job_owner
-from ugro.kernel.telemetry.model import main_loss
+from ugro.kernel.telemetry.model import KeySummary, main_loss
 from ugro.kernel.telemetry.records import AttemptSteps, Training, document, read
 from ugro.kernel.telemetry.rules import parameters
 
@@ -194,6 +198,7 @@ def _jobs_in(folder: Path) -> set[int]:
 _BINS = 60
 _HEADLINES_TAIL_BYTES = 8192
 MOST_IN_A_LIST = 20  # each reads some curves
+_MOST_HEADLINES = 50
 _MOST_RANKS = 64  # that the share of computing is taken from
 Reports = Callable[[], Mapping[str, NodeReport]]
 Energy = Callable[[Job], Awaitable[JobEnergy | None]]
@@ -280,6 +285,28 @@ class Headlines:
             facts = report.facts if report is not None else None
             found += [gpu for gpu in facts.gpus if gpu.index in share.gpus] if facts is not None else []
         return words.gpu_use(found)
+
+
+class TrainingLooks:
+    """Answers what is asked about jobs while they run."""
+
+    def __init__(self, jobs: JobService, headlines: Headlines, energy: EnergyService) -> None:
+        self._jobs = jobs
+        self._headlines = headlines
+        self._energy = energy
+
+    @answers(operations.GetJobHeadline)
+    async def headline(self, asked: operations.GetJobHeadline, caller: Caller) -> operations.FoundHeadline:
+        return operations.FoundHeadline(await self._headlines.of(await self._jobs.find(asked.word)))
+
+    @answers(operations.ListHeadlines)
+    async def headlines(self, asked: operations.ListHeadlines, caller: Caller) -> operations.RunningHeadlines:
+        running = await self._jobs.page(Listed(states=(JobState.RUNNING,), limit=_MOST_HEADLINES))
+        return operations.RunningHeadlines(tuple([await self._headlines.of(job) for job in running]))
+
+    @answers(operations.GetJobEnergy)
+    async def energy(self, asked: operations.GetJobEnergy, caller: Caller) -> operations.FoundEnergy:
+        return operations.FoundEnergy(await self._energy.of(await self._jobs.find(asked.word)))
 
 
 class _Seen:
@@ -412,7 +439,6 @@ def _beginning(head: bytes) -> Iterator[bytes]:
 # Training profiles from collected records, and traces of single steps on request.
 
 
-MOST_STEPS = 10_000
 _METRICS = "metrics.jsonl"
 _HISTORY = 150  # steps before the window, from which the model of a rank's speed is learned
 _EARLIER_JOBS = 200
@@ -421,26 +447,20 @@ _TRACE = re.compile(r"rank_(\d{1,6})\.step_(\d{1,12})\.(json\.gz|txt)")
 _LONGEST_PROBLEM = 500
 
 
-@dataclass(frozen=True, slots=True)
-class Launch:
-    """A job to be started: on these nodes, or on that many."""
-
-    name: str
-    nodes: tuple[str, ...]
-    least: int
-    most: int
-    before: int | None = None  # only jobs older than this one count
-
-    def is_on(self, nodes: tuple[str, ...]) -> bool:
-        return set(nodes) == set(self.nodes) if self.nodes else self.least <= len(nodes) <= self.most
-
-
 class Profiling:
-    def __init__(self, folder: Path, jobs: JobStore, watch: RunTracker, energy: EnergyService) -> None:
+    def __init__(
+        self, folder: Path, store: JobStore, jobs: JobService, watch: RunTracker, energy: EnergyService
+    ) -> None:
         self._folder = folder
+        self._store = store
         self._jobs = jobs
         self._watch = watch
         self._energy = energy
+
+    @answers(operations.GetJobProfile)
+    async def profile_of(self, asked: operations.GetJobProfile, caller: Caller) -> operations.FoundProfile:
+        job = await self._jobs.find(asked.word)
+        return operations.FoundProfile(job, await self.of(job, asked.attempt, asked.steps))
 
     async def of(self, asked: Job, attempt: int | None = None, steps: int | None = None) -> JobProfile:
         job, number = await self._attempt(asked, attempt)
@@ -450,22 +470,24 @@ class Profiling:
             raise self._none(job, training)
         return await self._with_energy(job, found, training, steps)
 
-    async def steps(self, asked: Job) -> tuple[AttemptSteps, ...]:
-        """What was recorded of each step, by attempt; empty if its script records none."""
-        job, newest = await self._attempt(asked, None)
-        read = [await asyncio.to_thread(self._read, job.id, at, MOST_STEPS) for at in range(1, newest + 1)]
-        return tuple(
+    @answers(operations.GetJobSteps)
+    async def steps(self, asked: operations.GetJobSteps, caller: Caller) -> operations.FoundSteps:
+        found = await self._jobs.find(asked.word)
+        job, newest = await self._attempt(found, None)
+        read = [await asyncio.to_thread(self._read, job.id, at, operations.MOST_STEPS) for at in range(1, newest + 1)]
+        attempts = tuple(
             AttemptSteps(
                 number,
                 one.names(len(one.steps[-1].shares)),
                 one.run.device if one.run else "",
                 one.run.mode if one.run else "",
                 one.model.parameters if one.model else 0,
-                tuple(one.steps[-MOST_STEPS:]),
+                tuple(one.steps[-operations.MOST_STEPS:]),
             )
             for number, one in enumerate(read, start=1)
             if one.steps
         )
+        return operations.FoundSteps(found, attempts)
 
     async def _with_energy(self, job: Job, found: JobProfile, training: Training, steps: int | None) -> JobProfile:
         window = window_s(training, steps)
@@ -476,32 +498,41 @@ class Profiling:
         powers = await asyncio.to_thread(watts, parts, *window)
         return with_energy(found, powers, others.without_s, others.whole_s)
 
-    async def trace(self, job: Job, steps: int, key: str) -> TraceRequest:
+    @answers(operations.TraceJob)
+    async def trace(self, asked: operations.TraceJob, caller: Caller) -> TraceRequest:
         """Ranks check for requests at most once a second, and then record their next steps."""
+        job, steps = await self._jobs.find(asked.word), asked.steps
         if job.state is not JobState.RUNNING or job.placement is None:
             raise NotAllowed(f"job {job.id} is {job.state}: only future steps of a running job can be traced")
         training = await asyncio.to_thread(self._read, job.id, job.attempt, 1)
         if training.run is None or not training.steps:
             raise self._none(job, training)
-        await self._watch.runs(job.placement.nodes[0]).trace(job.id, job.attempt, steps, key)
-        await self._jobs.note("trace", f"{steps} steps of each rank are to be traced", job=job)
+        await self._watch.runs(job.placement.nodes[0]).trace(job.id, job.attempt, steps, asked.key)
+        await self._store.note("trace", f"{steps} steps of each rank are to be traced", job=job)
         return TraceRequest(job.id, job.attempt, len(training.run.nodes), steps)
 
-    async def traces(self, asked: Job, attempt: int | None = None) -> tuple[TraceFile, ...]:
-        """The traces that have been collected."""
-        job, number = await self._attempt(asked, attempt)
-        first = next((one.placement.nodes[0] for one in await self._jobs.attempts(job.id) if one.number == number), "")
+    @answers(operations.ListJobTraces)
+    async def traces(self, asked: operations.ListJobTraces, caller: Caller) -> operations.FoundTraces:
+        found = await self._jobs.find(asked.word)
+        job, number = await self._attempt(found, asked.attempt)
+        first = next((one.placement.nodes[0] for one in await self._store.attempts(job.id) if one.number == number), "")
         folder = attempt_folder(self._folder / str(job.id), number)
-        return tuple(sorted(await asyncio.to_thread(lambda: list(_traces(folder, first))), key=_in_order))
+        traces = await asyncio.to_thread(lambda: list(_traces(folder, first)))
+        return operations.FoundTraces(found, tuple(sorted(traces, key=_in_order)))
 
-    async def advice(self, launch: Launch) -> str | None:
+    @answers(operations.GetAdvice)
+    async def advice(self, asked: operations.GetAdvice, caller: Caller) -> operations.FoundAdvice:
+        note = await self._jobs.import_note(asked.before) if asked.before is not None else None
+        return operations.FoundAdvice(note or await self._earlier(asked))
+
+    async def _earlier(self, asked: operations.GetAdvice) -> str | None:
         """What the newest earlier job of that name on the same nodes shows about using all of them."""
-        for job in visible(await self._jobs.newest(_EARLIER_JOBS)):
-            is_earlier = launch.before is None or job.id < launch.before
-            if not is_earlier or job.spec.name != launch.name or job.placement is None or not job.attempt:
+        for job in visible(await self._store.newest(_EARLIER_JOBS)):
+            is_earlier = asked.before is None or job.id < asked.before
+            if not is_earlier or job.spec.name != asked.name or job.placement is None or not job.attempt:
                 continue
             nodes = job.placement.node_names
-            if not launch.is_on(nodes) or not all(map(self._watch.can_be_asked, nodes)):
+            if not asked.is_on(nodes) or not all(map(self._watch.can_be_asked, nodes)):
                 continue
             training = await asyncio.to_thread(self._read, job.id, job.attempt, WINDOW)
             found = await asyncio.to_thread(profile, training, job.attempt)
@@ -512,7 +543,7 @@ class Profiling:
     # --- helpers ------------------------------------------------------------------------------------------------
 
     async def _attempt(self, asked: Job, attempt: int | None) -> tuple[Job, int]:
-        job = asked if asked.cached_from is None else await self._jobs.get(asked.cached_from)
+        job = asked if asked.cached_from is None else await self._store.get(asked.cached_from)
         if attempt is not None and attempt > job.attempt:
             raise NotFound(f"job {job.id} has no attempt {attempt}", hint=f"it has {job.attempt}")
         return job, attempt or job.attempt

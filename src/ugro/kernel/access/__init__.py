@@ -1,1 +1,1 @@
-"""Who asks, what they may do, tokens and the audit log. Does not know what an operation does."""
+"""Who asks, what they may do, their tokens, and the audit log. Does not know what an operation does."""

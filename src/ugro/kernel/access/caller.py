@@ -6,16 +6,15 @@ Without a caller it is the agent itself, which sees and does everything.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextvars import ContextVar
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
-
-from pydantic import AfterValidator, Field
+from typing import Annotated, Any
 
 from ugro.kernel.access.model import Caller
 from ugro.kernel.jobs.model import Job
+from ugro.kernel.operations.request import Between
 from ugro.kernel.support.errors import NotAllowed, NotFound
 from ugro.kernel.support.secrets import HIDDEN
 
@@ -128,7 +127,19 @@ def _own_key(key: str) -> str:
     return key if asks is None or asks.shares_account else f"{asks.user}/{key}"
 
 
+@dataclass(frozen=True, slots=True)
+class _Settled:
+    """A text of a request, changed by who has sent it. Unlike pydantic's own, it is loaded by commands, too."""
+
+    by: Callable[[str], str]
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        from pydantic_core import core_schema
+
+        return core_schema.no_info_after_validator_function(self.by, handler(source))
+
+
 _STATUS = "see: ugro status"
-# In the body of a request: who the agent saw, whatever name the client claims.
-SeenUser = Annotated[str, AfterValidator(_as_seen)]
-OwnKey = Annotated[str, Field(min_length=1), AfterValidator(_own_key)]
+# In a request: who the agent saw, whatever name the client claims.
+SeenUser = Annotated[str, _Settled(_as_seen)]
+OwnKey = Annotated[str, Between(1), _Settled(_own_key)]

@@ -29,8 +29,8 @@ from ugro.kernel.operations.request import Kind
 from ugro.kernel.operations.responses import BoundedRequest
 from ugro.kernel.support.errors import NotAllowed
 
-# --- while allowed ----------------------------------------------------------------------------------------------------
-# Streams end when those who opened them may not do so any more: a token ends, a role is lowered, a member leaves.
+# --- streams end with the right to read them --------------------------------------------------------------------------
+# A stream ends when its reader may not read it any more: a token ends, a role is lowered, a member leaves.
 
 
 LOOKED_S = 1.0  # how often it is looked at, while something is sent
@@ -53,7 +53,7 @@ def while_allowed(send: Send, caller: Caller, now: Callable[[], Awaitable[Caller
     return sending
 
 
-# --- gate -------------------------------------------------------------------------------------------------------------
+# --- the gate ---------------------------------------------------------------------------------------------------------
 
 
 _ACCESS = "ugro.access"  # in the scope of a request whose role was checked: the rule of its route

@@ -1,4 +1,4 @@
-"""Who asks the agent for something: a user of this machine with a role, and how the agent knows."""
+"""Who asks the agent for something: callers, roles and tokens; entries of the audit log; logins on nodes."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-# --- audit ------------------------------------------------------------------------------------------------------------
-# Who did what: one entry for each call that changes something.
+# --- the audit log ----------------------------------------------------------------------------------------------------
+# An entry says who did what. There is one for each call that changes something.
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,7 @@ class AuditEntry:
     outcome: str  # "done", or why not
 
 
-# --- identity ---------------------------------------------------------------------------------------------------------
+# --- callers, roles and tokens ----------------------------------------------------------------------------------------
 
 
 class Role(StrEnum):
@@ -88,8 +88,8 @@ class ApiToken:
         return self.revoked_at is None and now < self.expires_at
 
 
-# --- login ------------------------------------------------------------------------------------------------------------
-# A login: a node as one person reaches it, named like ``ann@gpu1``; without accounts of persons, the node itself.
+# --- logins -----------------------------------------------------------------------------------------------------------
+# A login is a node as one person reaches it, named like ``ann@gpu1``; without accounts of persons, the node itself.
 #
 # What is started, sent or fetched goes through the login that a job was placed on. Devices, health and labels belong to
 # the node, not to its logins.
@@ -112,8 +112,7 @@ def account_of(login: str) -> str:
     return login.rpartition("@")[0]
 
 
-# --- loopback ---------------------------------------------------------------------------------------------------------
-# Whether only this machine reaches an address.
+# --- loopback addresses -----------------------------------------------------------------------------------------------
 
 
 def is_loopback(host: str) -> bool:

@@ -1,14 +1,15 @@
-"""What can be asked about who asks, and about tokens."""
+"""What can be asked about who asks, about tokens and the audit log; and how the API describes itself."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Annotated
 
-from ugro.kernel.access.model import ApiToken, Role
-from ugro.kernel.operations.request import Between, Request
+from ugro.kernel.access.model import ApiToken, AuditEntry, Role
+from ugro.kernel.operations.request import Between, Raw, Request
 
 LONGEST_S = 3650 * 86400.0  # of a token's life
+LATEST_S = 4e9  # a time of this century
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,3 +71,22 @@ class RevokeToken(
     """Revokes a token, by its number or name. It is refused from now on."""
 
     word: str
+
+
+@dataclass(frozen=True, slots=True)
+class AuditPage:
+    audit: tuple[AuditEntry, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ListAuditEntries(Request[AuditPage], route="GET /v1/audit", role=Role.OPERATOR):
+    """Lists who did what: the newest entries, the oldest of them first."""
+
+    limit: Annotated[int, Between(1, 10_000)] = 1000
+    since: Annotated[float, Between(0, LATEST_S)] = 0  # seconds since the epoch
+    user: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GetDescription(Request[Raw], route="GET /v1/openapi.json", role=Role.VIEWER):
+    """Returns this description."""

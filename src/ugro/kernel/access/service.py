@@ -1,4 +1,7 @@
-"""Tokens of programs: made, checked, listed and revoked. All of them are in memory: a check asks no database."""
+"""Answers who somebody is and what they may do: accounts of this machine, the team, tokens, and the audit log.
+
+All tokens are in memory: a check asks no database.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +23,11 @@ from typing import Generic, TypeVar
 from ugro.kernel.access.model import ApiToken, AuditEntry, Caller, Role, least
 from ugro.kernel.access.operations import (
     LONGEST_S,
+    AuditPage,
     CreatedToken,
     CreateToken,
     GetWhoami,
+    ListAuditEntries,
     ListTokens,
     RevokedToken,
     RevokeToken,
@@ -36,8 +41,8 @@ from ugro.kernel.links.cluster import Cluster
 from ugro.kernel.operations.request import answers
 from ugro.kernel.support.errors import NotAllowed, NotFound, UgroError, UsageError
 
-# --- accounts ---------------------------------------------------------------------------------------------------------
-# What the user database of this machine says: what a user id is called, and who is in a group.
+# --- this machine's user database -------------------------------------------------------------------------------------
+# The user database says what a user id is called, and who is in a group.
 #
 # It may be far away and slow, so the agent's loop never asks it: threads do, one for each question that is open. An
 # answer holds for a while and is asked for again before that is over. Without an answer in time, nobody is let in.
@@ -132,7 +137,7 @@ def is_member(whose: tuple[str, str]) -> bool:
         return False
 
 
-# --- audit ------------------------------------------------------------------------------------------------------------
+# --- the audit log ----------------------------------------------------------------------------------------------------
 # Collects entries of the audit log, and writes them together: no call waits for it.
 #
 # A crash loses the entries of the last half second. What is refused is recorded a few times a minute for each user, and
@@ -190,6 +195,11 @@ class AuditLog:
             log.error("the audit log cannot be written: %s", error)
             self._pending = [*entries, *self._pending][:_MOST_PENDING]
 
+    @answers(ListAuditEntries)
+    async def list_entries(self, asked: ListAuditEntries, caller: Caller) -> AuditPage:
+        first = datetime.fromtimestamp(asked.since, UTC).isoformat(timespec="milliseconds")
+        return AuditPage(tuple(await self.newest(asked.limit, first, asked.user)))
+
     async def newest(self, limit: int, since: str, user: str | None) -> list[AuditEntry]:
         await self.flush()
         return await self._store.newest(limit, since, user)
@@ -230,8 +240,8 @@ class RefusalLimit:
         return count
 
 
-# --- team -------------------------------------------------------------------------------------------------------------
-# Who the users of this agent are: the owner, and the members of the team's Unix group, each with a role.
+# --- the team ---------------------------------------------------------------------------------------------------------
+# The users of this agent are the owner, and the members of the team's Unix group, each with a role.
 
 
 ROOT = 0

@@ -1,4 +1,4 @@
-"""Tokens on disk: a hash of each, never the token. Those that ended long ago are removed."""
+"""The audit log and tokens on disk: a hash of each token, never the token. Those that ended long ago are removed."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from ugro.kernel.store.connection import Connection, Row
 from ugro.kernel.store.engine import Database
 from ugro.kernel.support.errors import NotAllowed
 
-# --- audit ------------------------------------------------------------------------------------------------------------
-# The audit log: entries are added and read, and removed only when they are old or too many.
+# --- the audit log ----------------------------------------------------------------------------------------------------
+# Entries are added and read, and removed only when they are old or too many.
 
 
 MOST_ENTRIES = 100_000  # about

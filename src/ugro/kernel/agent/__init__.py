@@ -1,1 +1,1 @@
-"""The agent's process: start, stop, backups, clock. Does not schedule or launch."""
+"""The agent's process: start, stop, backups, clock, and who gets which service. Does not schedule or launch."""

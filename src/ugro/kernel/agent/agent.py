@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import os
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
@@ -13,38 +12,51 @@ from pathlib import Path
 
 import ugro
 from ugro.features.discovery.service import Members
-from ugro.features.exec.service import Command, Execution
+from ugro.features.exec.service import Executions
 from ugro.features.hardware.service import MeasuredHardware
+from ugro.features.health.operations import Diagnose
 from ugro.features.health.rules import DiskRoom, judge_disk, judge_loop, judge_state
 from ugro.features.health.service import Doctor
+from ugro.features.retention.config import RetentionSection
 from ugro.features.safe_mode.records import Comparison, Records
 from ugro.features.safe_mode.service import begin, is_known_old
-from ugro.kernel.access.caller import sees
+from ugro.kernel.access.model import Caller
 from ugro.kernel.access.service import AuditLog, Team, Tokens
 from ugro.kernel.agent.backups import Backups
 from ugro.kernel.agent.clock import Clock, ClockWatch
 from ugro.kernel.agent.loop_watch import LoopWatch
 from ugro.kernel.agent.model import AgentStatus, DashboardLink, Finding, Grade, ServedFile
+from ugro.kernel.agent.operations import (
+    AddNode,
+    CreateDashboardLink,
+    DrainNode,
+    GetAgentStatus,
+    ReloadClusterFile,
+    RemoveNode,
+    ResumeNode,
+    StopAgent,
+    UseClusterFile,
+)
 from ugro.kernel.agent.wiring import Base, Parts, make_parts
 from ugro.kernel.config.allowance import Allowances, Effects, keep_allowed
 from ugro.kernel.config.edit import add_node, remove_node, write_atomically
 from ugro.kernel.config.load import differing, read_text
 from ugro.kernel.files.results.file_store import SPARE_BYTES
-from ugro.kernel.jobs.engine.runs import Identity
 from ugro.kernel.jobs.model import FINAL_STATES, Ending, JobState
 from ugro.kernel.links.cluster import Cluster, Guard
-from ugro.kernel.links.model import NodeReport
-from ugro.kernel.links.rules import Choice
+from ugro.kernel.links.node import Identity, Node
+from ugro.kernel.operations.request import answers
 from ugro.kernel.store.address import locate
 from ugro.kernel.store.database import Store
 from ugro.kernel.store.engine import LEAST_BYTES, PIECE_BYTES, PIECES, Opening, Reserve
-from ugro.kernel.support.errors import ConfigError, NotAllowed, NotFound, UgroError, Unsatisfiable
+from ugro.kernel.support.errors import ConfigError, NotAllowed, NotFound, UgroError
 from ugro.kernel.support.quantities import count_of, jobs
 from ugro.kernel.support.state_dir import StateDir
+from ugro.node import foreign
 
-# --- dashboard address ------------------------------------------------------------------------------------------------
-# Where the agent can be reached besides its own socket: the dashboard, which callers may ask for before it has opened,
-# the HTTPS API and the team's socket. What serves them is elsewhere.
+# --- the agent's other addresses --------------------------------------------------------------------------------------
+# The agent is reached at its own socket, and at the dashboard, the HTTPS API and the team's socket. Callers may ask for
+# the dashboard's address before it has opened. What serves them is elsewhere.
 
 
 _OPEN_S = 20.0
@@ -64,7 +76,8 @@ class DashboardAddress:
         self._make, self._problem = None, problem
         self._is_settled.set()
 
-    async def link(self, user: str) -> DashboardLink:
+    @answers(CreateDashboardLink)
+    async def link(self, asked: CreateDashboardLink, caller: Caller) -> DashboardLink:
         """That signs a browser in as this user."""
         try:
             await asyncio.wait_for(self._is_settled.wait(), _OPEN_S)
@@ -72,7 +85,7 @@ class DashboardAddress:
             raise NotAllowed("the dashboard has not opened", hint="see: ugro agent logs") from None
         if self._make is None:
             raise self._problem or NotAllowed("the dashboard is closed")
-        return self._make(user)
+        return self._make(caller.user)
 
 
 class OpenAddress:
@@ -95,8 +108,8 @@ class OpenAddress:
         return f"{self.problem.message}; {self.problem.hint}" if self.problem.hint else self.problem.message
 
 
-# --- disk -------------------------------------------------------------------------------------------------------------
-# The disk of the agent's state directory: keeps space for the state there, and says when the disk is full.
+# --- the disk of the state --------------------------------------------------------------------------------------------
+# Keeps space for the state on the disk of the state directory, and says when the disk is full.
 
 
 class StateDisk:
@@ -119,7 +132,7 @@ class StateDisk:
         return judge_disk(DiskRoom(str(self._home.path), free, left, whole, LEAST_BYTES, SPARE_BYTES))
 
 
-# --- agent ------------------------------------------------------------------------------------------------------------
+# --- the agent --------------------------------------------------------------------------------------------------------
 
 
 log = logging.getLogger(__name__)
@@ -134,7 +147,7 @@ class Agent:
         self.audit = AuditLog(self.store.audit)
         self._members = Members(self.store.discovered)
         self.cluster = cluster = Cluster(cluster_file.path, self._guard(cluster_file), self._members.specs)
-        self.clock_watch = ClockWatch(Clock(), self.store, lambda: cluster.config.retention.notice)
+        self.clock_watch = ClockWatch(Clock(), self.store, lambda: cluster.config.section(RetentionSection).notice)
         self.backups = Backups(home, self.store, self.clock_watch.may_remove)
         self.team = Team(self.cluster)
         self.tokens = Tokens(self.store.tokens)
@@ -142,7 +155,7 @@ class Agent:
         self.stopping = asyncio.Event()
         self.loop_watch = LoopWatch()
         self._started_at = datetime.now(UTC)
-        self._executions: dict[str, Execution] = {}
+        self.executions = Executions(self.cluster)
         self.dashboard = DashboardAddress()
         self.api_address, self.team_address = OpenAddress(), OpenAddress()
         self._records: Records | None = None
@@ -167,6 +180,7 @@ class Agent:
             self.clock_watch,
             self._members,
             self.measured,
+            self.audit,
             self.disk.take_and_look,
             await self.store.logins.all(),
         )
@@ -229,6 +243,12 @@ class Agent:
         assert self._parts is not None, "the agent has not started"
         return self._parts
 
+    @answers(GetAgentStatus)
+    async def get_status(self, asked: GetAgentStatus, caller: Caller) -> AgentStatus:
+        if asked.ugro_ssh_auth_sock is not None and caller.shares_account:
+            self.cluster.remember_environment({"SSH_AUTH_SOCK": asked.ugro_ssh_auth_sock})
+        return self.status(_settings(asked.ugro_settings))
+
     def status(self, settings: Mapping[str, str] | None = None) -> AgentStatus:
         """``settings``: the UGRO_* variables of the command that asks."""
         nodes = list(self.cluster.inventory)
@@ -268,17 +288,23 @@ class Agent:
     def _running_commands(self) -> int:
         """What would end with the agent."""
         of_parts = self.hardware.running + self.tunnels.count if self._parts else 0
-        return len(self._executions) + of_parts
+        return self.executions.count + of_parts
 
-    async def use_cluster(self, file: ServedFile) -> None:
+    @answers(UseClusterFile)
+    async def use_cluster(self, asked: UseClusterFile, caller: Caller) -> None:
+        file = ServedFile(Path(asked.path) if asked.path else None, is_found=asked.found)
         await self.cluster.switch(file.path, self._guard(file))
         _remember(self.home, self.cluster)
 
-    def stop(self, pid: int | None, *, only_if_idle: bool) -> None:
-        """``pid``: the agent that the client means, because another may have replaced it."""
-        if pid not in (None, os.getpid()):
-            raise NotFound(f"agent {pid} has ended; this is {os.getpid()}")
-        if only_if_idle and (busy_with := self.status().running_commands):
+    @answers(ReloadClusterFile)
+    async def reload_cluster(self, asked: ReloadClusterFile, caller: Caller) -> None:
+        await self.cluster.look_again()
+
+    @answers(StopAgent)
+    async def stop(self, asked: StopAgent, caller: Caller) -> None:
+        if asked.pid not in (None, os.getpid()):
+            raise NotFound(f"agent {asked.pid} has ended; this is {os.getpid()}")
+        if asked.only_if_idle and (busy_with := self.status().running_commands):
             raise NotAllowed(
                 f"the agent is busy with {busy_with} running command(s)",
                 hint="wait for them, or stop them and the agent: ugro agent stop",
@@ -287,40 +313,34 @@ class Agent:
 
     # --- nodes -------------------------------------------------------------------------------------------------
 
-    def reports(self, words: Sequence[str]) -> AsyncGenerator[list[NodeReport]]:
-        return self.health.reports(self.cluster.inventory.select(words))
-
-    async def best(self) -> Choice:
-        choice = await self.health.best(max_age_s=self.cluster.config.health_check.refresh_interval)
-        if choice is None:
-            raise Unsatisfiable("no node can take work", hint="see: ugro health")
-        return choice
-
-    async def add_node(self, name: str, fields: Mapping[str, object]) -> None:
+    @answers(AddNode)
+    async def add_node(self, asked: AddNode, caller: Caller) -> None:
         path = self._cluster_file()
         text = read_text(path)
-        await self._edit(path, add_node(text, name, fields, file=str(path)), text)
+        await self._edit(path, add_node(text, asked.name, asked.fields, file=str(path)), text)
 
-    async def remove_node(self, name: str, *, only_if_idle: bool = False, even_with_jobs: bool = False) -> None:
+    @answers(RemoveNode)
+    async def remove_node(self, asked: RemoveNode, caller: Caller) -> None:
+        name = asked.name
         self.cluster.inventory.named(name)
         self.discovery.refuse_removal(name)
         path = self._cluster_file()
         text = read_text(path)
         async with self.parts.engine.scheduling:  # no job is placed there meanwhile
-            if only_if_idle and (reason := await self.power.why_not_removed(name)) is not None:
+            if asked.only_if_idle and (reason := await self.power.why_not_removed(name)) is not None:
                 raise NotAllowed(f"it {reason}", subject=name, hint="try again later, or without --if-idle")
-            if not even_with_jobs:
-                self._expect_no_jobs(name)
+            if not asked.even_with_jobs:
+                self._expect_no_jobs(name, caller)
             await self._edit(path, remove_node(text, name, file=str(path)), text)
         await self.store.resume(name)
         await self.measured.forget(name)
 
-    def _expect_no_jobs(self, name: str) -> None:
+    def _expect_no_jobs(self, name: str, caller: Caller) -> None:
         """Raises NotAllowed if ranks are there that nobody has given up: they would go on unseen."""
         there = [job for job in self.parts.engine.live.on(name) if job.ending is not Ending.CANCELLED]
         if not there:
             return
-        seen = [job.id for job in there if sees(job)]
+        seen = [job.id for job in there if caller.may_see(job.user, is_private=job.spec.private)]
         which = jobs(seen) if len(seen) == len(there) else count_of(len(there), "job")
         end = f"end what is there: ugro cancel {' '.join(map(str, seen))}; " if seen else ""
         raise NotAllowed(
@@ -330,34 +350,16 @@ class Agent:
             f"or let it go on there, unseen: ugro node rm {name} --force",
         )
 
-    async def drain(self, name: str, reason: str) -> None:
-        self.cluster.inventory.named(name)
-        await self.store.drain(name, reason)
+    @answers(DrainNode)
+    async def drain(self, asked: DrainNode, caller: Caller) -> None:
+        self.cluster.inventory.named(asked.name)
+        await self.store.drain(asked.name, asked.reason)
 
-    async def resume(self, name: str) -> None:
-        self.cluster.inventory.named(name)
-        self.discovery.refuse_resume(name)
-        await self.store.resume(name)
-
-    # --- commands ----------------------------------------------------------------------------------------------
-
-    async def execute(self, key: str, words: Sequence[str], command: Command) -> AsyncGenerator[bytes]:
-        nodes = self.cluster.inventory.select(words)
-        # A node that is connecting for the first time gets the time a connection may take.
-        timeout_s = 2 * self.cluster.config.ssh.connect_timeout
-        execution = self._executions[key] = Execution(nodes, command, timeout_s)
-        try:
-            async with contextlib.aclosing(execution.frames()) as frames:
-                async for frame in frames:
-                    yield frame
-        finally:
-            if self._executions.get(key) is execution:
-                del self._executions[key]
-
-    def cancel(self, key: str) -> None:
-        if (execution := self._executions.get(key)) is None:
-            raise NotFound("this command has ended already")
-        execution.cancel()
+    @answers(ResumeNode)
+    async def resume(self, asked: ResumeNode, caller: Caller) -> None:
+        self.cluster.inventory.named(asked.name)
+        self.discovery.refuse_resume(asked.name)
+        await self.store.resume(asked.name)
 
     def cancel_all(self) -> None:
         self.backups.end()
@@ -369,10 +371,13 @@ class Agent:
             self.sweeps.end_streams()
             self.services.end_streams()
             self.hardware.cancel()
-        for execution in self._executions.values():
-            execution.cancel()
+        self.executions.end_all()
 
-    async def diagnose(self, words: Sequence[str]) -> AsyncGenerator[list[Finding]]:
+    @answers(Diagnose)
+    async def diagnose(self, asked: Diagnose, caller: Caller) -> AsyncGenerator[list[Finding]]:
+        return self._findings(self.cluster.inventory.select(asked.node))
+
+    async def _findings(self, nodes: Sequence[Node]) -> AsyncGenerator[list[Finding]]:
         if (damage := self.store.damage or self.store.away) is not None:
             yield [Finding("agent", "state", Grade.FAILED, str(damage), damage.hint)]
         if self.store.away is not None:  # all else would wait for it
@@ -386,7 +391,6 @@ class Agent:
         if (stood := self.loop_watch.last) is not None:
             yield [judge_loop(stood)]
         doctor = Doctor(self.cluster, self.health)
-        nodes = self.cluster.inventory.select(words)
         async for finding in doctor.findings(nodes):
             yield [finding]
         if worse := [finding for node in nodes for finding in self.measured.findings(node.spec.name)]:
@@ -419,6 +423,15 @@ class Agent:
             write_atomically(path, before)
             await self.cluster.look_again()
             raise error
+
+
+def _settings(header: str | None) -> Mapping[str, str] | None:
+    """The UGRO_* variables of the client; None if it has sent none, as another program would."""
+    try:
+        found = foreign.parsed(header or "null")
+    except ValueError:
+        return None
+    return {str(name): str(value) for name, value in found.items()} if isinstance(found, dict) else None
 
 
 def _end_at_once(error: UgroError) -> None:

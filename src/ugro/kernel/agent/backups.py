@@ -152,10 +152,9 @@ def _numbered(folder: Path) -> int:
         return 0
 
 
-# --- recovery ---------------------------------------------------------------------------------------------------------
-# Backs up and restores the state without a running agent: ``python -m ugro.kernel.agent.backups``, which clients start.
-#
-# It prints one JSON document. While it changes something it holds the agent's lock, so that no agent starts meanwhile.
+# --- without a running agent ------------------------------------------------------------------------------------------
+# Clients start ``python -m ugro.kernel.agent.backups`` to make or restore a backup while no agent runs. It prints one
+# JSON document. While it changes something it holds the agent's lock, so that no agent starts meanwhile.
 
 
 def main() -> None:

@@ -63,8 +63,8 @@ class Clock:
         return True
 
 
-# --- clock watch ------------------------------------------------------------------------------------------------------
-# Watches this machine's clock, and says when it was set: in the log, as an event, and for ``ugro doctor``.
+# --- watching the clock -----------------------------------------------------------------------------------------------
+# Notices that this machine's clock was set, and says so: in the log, as an event, and for ``ugro doctor``.
 
 
 log = logging.getLogger(__name__)

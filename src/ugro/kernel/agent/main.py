@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from ugro.kernel.agent.serve import ServeFront
 
 
-# --- lock -------------------------------------------------------------------------------------------------------------
-# One agent per state directory: a lock that the kernel holds as long as this process lives.
+# --- one agent per state directory ------------------------------------------------------------------------------------
+# The kernel of the machine holds a lock as long as this process lives.
 
 
 log = logging.getLogger(__name__)
@@ -105,8 +105,8 @@ def _is_taken_up(descriptor: int) -> bool:
     return True
 
 
-# --- log format -------------------------------------------------------------------------------------------------------
-# The agent's log: one JSON object a line, rotated, with the ids of the node and the job a line is about.
+# --- the log ----------------------------------------------------------------------------------------------------------
+# A line is one JSON object, with the ids of the node and the job that it is about. The file is rotated.
 
 
 _IDS = ("node", "job", "attempt", "cause")
@@ -171,7 +171,7 @@ def configure(path: Path, level: str, *, max_bytes: int = _MAX_BYTES) -> None:
     logging.captureWarnings(True)
 
 
-# --- main -------------------------------------------------------------------------------------------------------------
+# --- the program ------------------------------------------------------------------------------------------------------
 
 
 class Ready:

@@ -1,4 +1,4 @@
-"""Which cluster file an agent serves; what ``ugro init`` asks about one, and what it wants in it."""
+"""The nouns of an agent: its status, cluster file, events, findings of the doctor, backups, and where its state is."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from pathlib import Path
 from ugro.features.safe_mode.model import SafeMode
 from ugro.kernel.support.errors import UsageError
 
-# --- agent ------------------------------------------------------------------------------------------------------------
-# The status of an agent, as it reports it.
+# --- the status of an agent -------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +63,8 @@ class DashboardLink:
     warning: str | None = None
 
 
-# --- backup -----------------------------------------------------------------------------------------------------------
-# A backup of the agent's state: one file, a SQLite database like the state itself.
+# --- backups ----------------------------------------------------------------------------------------------------------
+# A backup is one file, a SQLite database like the state itself.
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,10 +85,9 @@ class Restored:
     aside: tuple[str, ...]  # what was there before, under its new name
 
 
-# --- destination ------------------------------------------------------------------------------------------------------
-# A destination as people write it for ssh: NAME, USER@HOST, USER@HOST:PORT; brackets around IPv6 with a port.
-#
-# Only splits it; names are validated with the cluster file.
+# --- destinations of ssh ----------------------------------------------------------------------------------------------
+# People write NAME, USER@HOST or USER@HOST:PORT, with brackets around IPv6 and a port. This only splits them; names are
+# validated with the cluster file.
 
 
 _PLACES = (
@@ -115,7 +113,7 @@ class Destination:
         return cls(found[1], user or None, int(found[2]) if found[2] else None)
 
 
-# --- cluster file -----------------------------------------------------------------------------------------------------
+# --- the cluster file that is served ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,15 +159,14 @@ class NewHost:
 
 
 @dataclass(frozen=True, slots=True)
-class ClusterWish:
+class ClusterFileWish:
     hosts: tuple[NewHost, ...]
     is_new: bool  # else they are added to what is there
     has_local: bool  # with this machine as a node
     ssh_config: str | None = None  # for a new file
 
 
-# --- event ------------------------------------------------------------------------------------------------------------
-# An entry of the event log.
+# --- events -----------------------------------------------------------------------------------------------------------
 
 
 PUT_BACK = "put back"  # the kind of what is said of files that earlier attempts made
@@ -186,8 +183,8 @@ class Event:
     node: str | None = None
 
 
-# --- finding ----------------------------------------------------------------------------------------------------------
-# One line of ``ugro doctor``: what was checked, what was found, and what to do about it.
+# --- findings of the doctor -------------------------------------------------------------------------------------------
+# A finding says what was checked, what was found, and what to do about it.
 
 
 class Grade(StrEnum):
@@ -205,8 +202,7 @@ class Finding:
     remedy: str | None = None
 
 
-# --- store ------------------------------------------------------------------------------------------------------------
-# Where the state of an agent is kept, for people.
+# --- where the state is kept, for people ------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Whether this machine's wall clock can be believed, and what is done while it cannot.
+"""Decides which backups are kept, and whether this machine's wall clock can be believed.
 
 Within a boot, the wall clock and the clock of the boot advance together: if they do not, the wall clock was set.
 Durations do not depend on it. Ages do: while a clock may be wrong by months, nothing is removed because it is old.
@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from ugro.kernel.support.moments import Instant, Reading, due_s, elapsed_s
 from ugro.kernel.support.quantities import format_duration
 
-# --- backups ----------------------------------------------------------------------------------------------------------
-# Which backups of the state to keep: the newest ones, then fewer the older they are, within a bound of size.
+# --- which backups are kept -------------------------------------------------------------------------------------------
+# The newest ones are kept, then fewer the older they are, within a bound of size.
 
 
 _NEWEST = 6
@@ -75,7 +75,7 @@ def _within(newest_first: Sequence[BackupFile], most_bytes: int) -> set[BackupFi
     return kept
 
 
-# --- clock ------------------------------------------------------------------------------------------------------------
+# --- whether the clock can be believed --------------------------------------------------------------------------------
 
 
 DAY_S = 86400.0

@@ -21,6 +21,7 @@ from ugro.features.quotas.service import UsageService
 from ugro.features.ray.service import RayClusters
 from ugro.features.ray.starting import Starting
 from ugro.features.recipes.service import RecipeService
+from ugro.features.retention.config import RetentionSection
 from ugro.features.retention.service import Limits, Retention
 from ugro.features.safe_mode.reconcile import Reconciler
 from ugro.features.services.service.creation import Creation
@@ -32,6 +33,7 @@ from ugro.features.sweeps.service.runner import Measuring
 from ugro.features.sweeps.service.service import SweepService
 from ugro.features.sweeps.service.studies import Studies
 from ugro.features.training.service import Profiling
+from ugro.kernel.access.service import AuditLog
 from ugro.kernel.agent.clock import ClockWatch
 from ugro.kernel.agent.model import Finding
 from ugro.kernel.files.code.service import Code
@@ -45,7 +47,6 @@ from ugro.kernel.jobs.engine.live_jobs import LiveJobs
 from ugro.kernel.jobs.engine.placed_runs import PlacedRuns
 from ugro.kernel.jobs.engine.reconciler import Engine, Knowledge
 from ugro.kernel.jobs.engine.run_tracker import RunTracker
-from ugro.kernel.jobs.engine.runs import Identity
 from ugro.kernel.jobs.engine.scheduler_input import SchedulerInput, Standings
 from ugro.kernel.jobs.model import Job
 from ugro.kernel.jobs.result_cache import ResultCache
@@ -54,6 +55,7 @@ from ugro.kernel.jobs.submission import Helpers, SubmissionReader
 from ugro.kernel.links.calls import Duplex
 from ugro.kernel.links.cluster import Cluster
 from ugro.kernel.links.host_keys import Examiner, Hosts
+from ugro.kernel.links.node import Identity
 from ugro.kernel.links.reports import HealthCheck, NodeNotes
 from ugro.kernel.links.tunnels import SocketTarget, Tunnels, connect
 from ugro.kernel.store.database import Store
@@ -71,6 +73,7 @@ class Base:
     clock_watch: ClockWatch
     members: Members
     measured: MeasuredHardware
+    audit: AuditLog
     own_disk: Callable[[], Finding | None]
     logins: Mapping[str, bool]  # that jobs were started through before, and whether they are clear
 
@@ -155,7 +158,7 @@ def make_parts(base: Base, identity: Identity) -> Parts:
         code=footing.code,
         python_envs=footing.python_envs,
         results=results,
-        profiling=Profiling(base.home.jobs, base.store.jobs, watch, monitoring.energy),
+        profiling=Profiling(base.home.jobs, base.store.jobs, jobs, watch, monitoring.energy),
         reconciler=Reconciler(base.store.jobs, watch, known.safe_mode, scheduler_input.reports.look_at_all_again),
         retention=_retention(base, view, footing, results),
         hardware=HardwareService(base.cluster, view.health, engine, scheduler_input.holds, base.measured, identity),
@@ -240,8 +243,8 @@ def _job_service(base: Base, view: _View, footing: _Footing, engine: Engine) -> 
 def _retention(base: Base, view: _View, footing: _Footing, results: ResultService) -> Retention:
     monitoring, safe_mode, kept = view.monitoring, view.known.safe_mode, footing.kept_environments
     limits = Limits(base.clock_watch.may_remove, lambda: safe_mode.is_on, kept.names, monitoring.forget_jobs)
-    folder, metrics = base.home.jobs, monitoring.metrics
-    return Retention(folder, base.store, metrics, results, lambda: base.cluster.config.retention, limits)
+    folder, metrics, cluster = base.home.jobs, monitoring.metrics, base.cluster
+    return Retention(folder, base.store, metrics, results, lambda: cluster.config.section(RetentionSection), limits)
 
 
 def _sweeps(base: Base, view: _View, jobs: JobService, results: ResultService) -> SweepService:
@@ -258,7 +261,7 @@ def _sweeps(base: Base, view: _View, jobs: JobService, results: ResultService) -
 def _ray_clusters(base: Base, view: _View, footing: _Footing, jobs: JobService) -> RayClusters:
     gpus, speeds = view.scheduler_input.gpus, base.measured.speeds
     starting = Starting(base.cluster, jobs, footing.python_envs, lambda: speeds(gpus), view.known.logins.name_for)
-    return RayClusters(base.home.jobs, base.store, base.cluster, jobs, starting)
+    return RayClusters(base.home.jobs, base.store, base.cluster, jobs, starting, base.audit)
 
 
 def _services(base: Base, view: _View, jobs: JobService, results: ResultService) -> Services:

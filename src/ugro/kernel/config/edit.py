@@ -24,10 +24,9 @@ from ugro.kernel.links.model import NodeSpec, Role
 from ugro.kernel.support.errors import ConfigError, NotFound, UsageError
 from ugro.kernel.support.state_dir import CLUSTER_FILE
 
-# --- layout -----------------------------------------------------------------------------------------------------------
-# Finds the nodes in a cluster file's text, and adds one to it or removes one.
-#
-# It uses the positions that the YAML parser reports, and validates nothing.
+# --- the layout of the text -------------------------------------------------------------------------------------------
+# Finds the nodes in the text of a cluster file, adds one or removes one. It uses the positions that the YAML parser
+# reports, and validates nothing.
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +174,7 @@ def _last_leaf(node: yaml.Node) -> yaml.Node:
     return node
 
 
-# --- edit -------------------------------------------------------------------------------------------------------------
+# --- edits that are read again ----------------------------------------------------------------------------------------
 
 
 def add_node(text: str, name: str, fields: Mapping[str, object], *, file: str = CLUSTER_FILE) -> str:

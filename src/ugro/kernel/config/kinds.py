@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 from ugro.kernel.support.quantities import DURATION_EXAMPLES, format_duration, parse_duration, parse_size
 from ugro.node import foreign
 
-# --- yamltext ---------------------------------------------------------------------------------------------------------
-# Values written as YAML on one line, and quoted for a message; limits of what is read. It never reads YAML.
+# --- values written as YAML -------------------------------------------------------------------------------------------
+# Writes a value as YAML on one line, and quotes it for a message. It never reads YAML.
 
 
 _LONGEST_SHOWN = 60
@@ -73,7 +73,7 @@ def escaped(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
-# --- kinds ------------------------------------------------------------------------------------------------------------
+# --- kinds of values --------------------------------------------------------------------------------------------------
 
 
 DAY_S = 86400.0

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ugro.features.discovery.config import DiscoverySection
 from ugro.kernel.access.model import USER
 from ugro.kernel.config.document import Document, read_document
 from ugro.kernel.config.kinds import BadValueError, Kind, escaped, flow, shown
@@ -22,8 +23,8 @@ from ugro.kernel.links.model import NodeSpec, Role
 from ugro.kernel.support.errors import ConfigError
 from ugro.kernel.support.state_dir import CLUSTER_FILE, CLUSTER_VARIABLE
 
-# --- environment ------------------------------------------------------------------------------------------------------
-# Environment variables that override the cluster file: ``UGRO_<SECTION>_<KEY>`` for every key that is not a map.
+# --- environment variables --------------------------------------------------------------------------------------------
+# ``UGRO_<SECTION>_<KEY>`` overrides a key of the cluster file, unless the key is a map.
 
 
 S = TypeVar("S", bound=Section)
@@ -113,7 +114,7 @@ def _refuse_misspelt(env: Mapping[str, str], known: Mapping[str, Variable]) -> N
             raise ConfigError(f"{name}: unknown variable", hint=f"did you mean {near[0]}?")
 
 
-# --- load -------------------------------------------------------------------------------------------------------------
+# --- loading a file ---------------------------------------------------------------------------------------------------
 
 
 MAX_FILE_BYTES = 1024 * 1024
@@ -141,7 +142,8 @@ def parse_config(text: str, path: Path, env: Mapping[str, str]) -> Config:
     _refuse_foreign(file, tree)
     settings = document.read(Settings, {name: value for name, value in tree.items() if name != "nodes"})
     # A misspelt "nodes" is one mistake, and the misspelt line is where to look.
-    needs_nodes = "nodes" in tree or not (document.problems or (settings and settings.discovery.has_sources))
+    finds_some = settings is not None and settings.section(DiscoverySection).has_sources
+    needs_nodes = "nodes" in tree or not (document.problems or finds_some)
     entries = _entries(tree.get("nodes"), document) if needs_nodes else {}
     if document.problems or settings is None:
         raise config_error(file, document.problems)
@@ -159,7 +161,7 @@ def _expect_own_folders(document: Document, settings: Settings, nodes: tuple[Nod
     for name in [node.name for node in nodes if node.account is not None and not _is_personal(node.remote_root)]:
         message = f"jobs on {name} run in accounts of their users, who cannot share one remote_root"
         document.note(("nodes",), message, hint)
-    is_found = settings.discovery.has_sources and settings.team.account is not None
+    is_found = settings.section(DiscoverySection).has_sources and settings.team.account is not None
     if is_found and not _is_personal(settings.remote_root):
         message = "jobs on nodes that are found run in accounts of their users, who cannot share one remote_root"
         document.note(("remote_root",), message, hint)

@@ -6,14 +6,11 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
+from typing import TYPE_CHECKING, TypeVar
 
-from ugro.features.alerts.config import CHANNELS, LOG, Channel
-from ugro.features.discovery.config import Discovery
+from ugro.features.alerts.config import CHANNELS, Channel
 from ugro.features.environments.config import EnvironmentSection
-from ugro.features.hooks.config import Hooks
-from ugro.features.power.config import Owner, Power, PowerKeys, rule_of
-from ugro.features.quotas.config import FairShareSection, QuotaSection
-from ugro.features.trackers.config import ExportSection
+from ugro.features.power.config import OwnerSection, PowerKeys, PowerSection, rule_of
 from ugro.kernel.access.config import ACCOUNT, Api, Team
 from ugro.kernel.config.kinds import (
     DAY_S,
@@ -27,7 +24,6 @@ from ugro.kernel.config.kinds import (
     Kind,
     ListOf,
     Number,
-    OrNull,
     Text,
     Whole,
     is_encodable,
@@ -47,14 +43,16 @@ from ugro.kernel.config.section import (
     nested,
     section,
 )
+from ugro.kernel.feature import import_object, installed
 from ugro.kernel.files.model import EXCLUDED
 from ugro.kernel.links.model import NodeSpec, Role
 from ugro.web.config import Dashboard
 
-# --- transport --------------------------------------------------------------------------------------------------------
-# How a node is reached: ssh, this machine, a container, a pod, or a command of the user's.
+# --- how a node is reached --------------------------------------------------------------------------------------------
+# A node is reached by ssh, on this machine, in a container or pod, or by a command of the user's.
 
 
+S = TypeVar("S", bound=Section)
 CONTAINERS = ("podman", "docker")
 KUBERNETES = "kubernetes"
 _NAMES = ("ssh", "local", *CONTAINERS, KUBERNETES)
@@ -118,7 +116,7 @@ class Way:
         return self.transport
 
 
-# --- schema -----------------------------------------------------------------------------------------------------------
+# --- the sections and their keys --------------------------------------------------------------------------------------
 
 
 _PORT = Whole(1, 65535)
@@ -210,45 +208,6 @@ class Sync(Section):
 
 
 @section
-class Ray(Section):
-    """Settings for Ray clusters (`ugro cluster start`)."""
-
-    dashboard_port: int = key(
-        8265,
-        _PORT,
-        "The port of Ray's dashboard on the head node. If you do not set it and it is taken, the next free one is "
-        "used.",
-    )
-    redis_port: int = key(
-        6379,
-        _PORT,
-        "The port at which the head node accepts the other nodes. If you do not set it and it is taken, the next free "
-        "one is used.",
-    )
-    client_port: int = key(
-        10001,
-        _PORT,
-        "The port of Ray Client on the head node: `ray.init(\"ray://HOST:10001\")`. If you do not set it and it is "
-        "taken, the next free one is used.",
-    )
-    head_bind_all: bool = key(
-        False,
-        _BOOL,
-        "Whether Ray's dashboard listens on all addresses of the head node, or on loopback only. It wants the "
-        "cluster's token in any case. Ray's other ports listen on all addresses.",
-    )
-    namespace: str = key(
-        "default",
-        LINE,
-        "The Ray namespace that `ugro cluster env` names in `RAY_NAMESPACE`. Ray uses it by itself for addresses that "
-        "begin with `ray://`; elsewhere: `ray.init(namespace=os.environ[\"RAY_NAMESPACE\"])`.",
-    )
-    log_level: str = key(
-        "info", Choice(("debug", "info", "warning", "error", "critical")), "How much Ray writes to its logs."
-    )
-
-
-@section
 class Cluster(Section):
     """The cluster as a whole."""
 
@@ -297,33 +256,6 @@ class Monitor(Section):
 
 
 @section
-class Alerts(Section):
-    """Which alerts about nodes are sent, and where. The agent's log and `ugro events` have all of them."""
-
-    channels: tuple[str, ...] = key(
-        (),
-        ListOf("a list of names of channels such as [ops]", LABEL),
-        "The channels that alerts are sent to.",
-        example=("log",),
-    )
-    least: str = key(
-        "info",
-        Choice(("info", "warning", "critical")),
-        "The least severity that is sent. A recovery is sent if its alert was.",
-    )
-    repeat: float = key(3600.0, _DURATION, "How often an alert that lasts is sent again, at most, in seconds.")
-    score_warning: float = key(70.0, _NUMBER, "A health score below this is a warning.")
-    score_critical: float = key(50.0, _NUMBER, "A health score below this is critical.")
-    gpu_temperature_warning: float = key(80.0, _NUMBER, "A GPU above this, in °C, is a warning.")
-    gpu_temperature_critical: float = key(85.0, _NUMBER, "A GPU above this, in °C, is critical.")
-    memory_warning: float = key(0.90, _NUMBER, "A larger share of used memory is a warning.")
-    memory_critical: float = key(0.95, _NUMBER, "A larger share of used memory is critical.")
-    unhealthy_nodes: float = key(
-        0.5, _NUMBER, "A larger share of nodes that are unhealthy or unreachable is critical."
-    )
-
-
-@section
 class Metrics(Section):
     """How long metrics of nodes and jobs are kept."""
 
@@ -337,63 +269,8 @@ class Metrics(Section):
 
 
 @section
-class Retention(Section):
-    """When ended jobs are removed, announced in `ugro events` first. Jobs with a note, a tag or a dependent stay."""
-
-    jobs: float | None = key(
-        90 * DAY_S,
-        OrNull(Duration(_TEN_YEARS_S)),
-        "Remove a job this long after it ended: its record, events, logs and metrics; null removes no jobs. A job that "
-        "left results stays until those are removed.",
-    )
-    keep: int = key(10_000, Whole(0, 10_000_000), "How many of the newest ended jobs stay, however old they are.")
-    results: float | None = key(
-        None,
-        Duration(_TEN_YEARS_S),
-        "Remove a job's outputs and checkpoints, here and on its nodes, this long after it ended; null keeps them.",
-        example=180 * DAY_S,
-    )
-    kept: float | None = key(
-        30 * DAY_S,
-        OrNull(Duration(_TEN_YEARS_S)),
-        "Remove files that a job left on its nodes, because they were not to be collected, this long after it ended; "
-        "null keeps them as long as its results.",
-    )
-    audit: float | None = key(
-        365 * DAY_S,
-        OrNull(Duration(_TEN_YEARS_S)),
-        "Remove entries of `ugro audit` after this time; null keeps the newest 100,000, which is the most in any case.",
-    )
-    notice: float = key(
-        DAY_S, Duration(_TEN_YEARS_S, may_be_zero=True), "How long before a removal it is announced."
-    )
-
-
-@section
-class Environments(Section):
-    """The Python environments that UGRO makes on nodes."""
-
-    max_size: int = key(
-        50_000_000_000,
-        ByteCount(),
-        "How much space they may take on each node. Above it, those that were not used for longest are removed; one "
-        "that a running job uses stays.",
-    )
-
-
-@section
-class Energy(Section):
-    """What a job's energy costs. Where power can be read, `ugro results` says what a job used, with or without this."""
-
-    price_per_kwh: float | None = key(
-        None, _NUMBER, "The price of a kilowatt-hour; null shows no cost.", example=0.32
-    )
-    currency: str = key("EUR", LABEL, "The currency of the price.")
-
-
-@section
-class Settings(Section):
-    """All of the cluster file but its nodes."""
+class KernelSettings(Section):
+    """All of the cluster file but its nodes, and what features add."""
 
     other_keys = ("nodes",)
     elsewhere = MappingProxyType({"store": _STORE})
@@ -406,24 +283,12 @@ class Settings(Section):
     ssh: Ssh = nested(Ssh)
     health_check: HealthCheck = nested(HealthCheck)
     sync: Sync = nested(Sync)
-    ray: Ray = nested(Ray)
     cluster: Cluster = nested(Cluster)
     training: Training = nested(Training)
     environment: EnvironmentSection = nested(EnvironmentSection)
     monitor: Monitor = nested(Monitor)
-    alerts: Alerts = nested(Alerts)
     metrics: Metrics = nested(Metrics)
-    retention: Retention = nested(Retention)
-    environments: Environments = nested(Environments)
-    energy: Energy = nested(Energy)
     dashboard: Dashboard = nested(Dashboard)
-    owner: Owner = nested(Owner)
-    power: Power = nested(Power)
-    hooks: Hooks = nested(Hooks)
-    quotas: QuotaSection = nested(QuotaSection)
-    fair_share: FairShareSection = nested(FairShareSection)
-    export: ExportSection = nested(ExportSection)
-    discovery: Discovery = nested(Discovery)
     team: Team = nested(Team)
     api: Api = nested(Api)
     channels: dict[str, Channel] = key(
@@ -433,12 +298,30 @@ class Settings(Section):
         example={"ops": {"type": "slack", "url_file": "~/.ugro/slack_url"}},
     )
 
+    def section(self, kind: type[S]) -> S:
+        """Returns the section of a feature; its defaults, if the feature is left out."""
+        return next((one for one in vars(self).values() if isinstance(one, kind)), None) or kind()
+
     def check(self) -> None:
-        known = {LOG, *self.channels}
-        for index, name in enumerate(self.alerts.channels):
-            if name not in known:
-                place = ("alerts", "channels", index)
-                raise BadValueError(f"there is no channel {shown(name)}", hint="add it to channels", at=place)
+        for name in self.sections():
+            try:
+                getattr(self, name).check_within(self)
+            except BadValueError as error:
+                raise error.within(name) from error
+
+
+def _with_features() -> type[KernelSettings]:
+    targets = {name: target for feature in installed() for name, target in feature.settings.items()}
+    found = {name: import_object(target) for name, target in targets.items()}
+    body = {name: nested(one) for name, one in found.items()}
+    about = {"__annotations__": found, "__doc__": KernelSettings.__doc__, "__module__": __name__}
+    return section(type("Settings", (KernelSettings,), {**about, **body}))
+
+
+if TYPE_CHECKING:
+    Settings = KernelSettings  # sections of features are found by their class: config.section(HookSection)
+else:
+    Settings = _with_features()
 
 
 @section
@@ -528,7 +411,7 @@ class NodeEntry(Section):
         "Environment variables for UGRO's program on the node.",
         example={"CUDA_HOME": "/usr/local/cuda"},
     )
-    owner: Owner = nested(Owner)
+    owner: OwnerSection = nested(OwnerSection)
     power: PowerKeys = nested(PowerKeys)
 
     def check(self) -> None:
@@ -564,7 +447,7 @@ class NodeEntry(Section):
             transport=self._way.command_for(name),
             # Sorted: the same variables in another order are no reason for a new link.
             env=tuple(sorted(self.env.items())),
-            owner=self.owner.rule(common.owner),
-            power=rule_of(name, self.labels, self.power, common.power),
+            owner=self.owner.rule(common.section(OwnerSection)),
+            power=rule_of(name, self.labels, self.power, common.section(PowerSection)),
             account=account,
         )

@@ -22,8 +22,8 @@ from typing import Any, ClassVar, Self, TypeVar, cast, dataclass_transform
 from ugro.kernel.config.kinds import BadValueError, Kind, OrNull, Text, expect_at_most, flow, printable, shown
 from ugro.kernel.support.errors import ConfigError
 
-# --- names ------------------------------------------------------------------------------------------------------------
-# The texts that both files have: names of nodes, hosts, users, jobs and channels, labels, paths and lines.
+# --- the texts that both files have -----------------------------------------------------------------------------------
+# These functions know what names of nodes, hosts, users, jobs and channels, labels, paths and lines look like.
 
 
 # OpenSSH refuses these too: such names reach a shell through ProxyCommand and Match exec.
@@ -141,8 +141,8 @@ SNIPPET = Text("a text for a shell, of at most 128 KiB", is_snippet)
 WORD = Text("words as texts that a program can be given", is_word)
 
 
-# --- problems ---------------------------------------------------------------------------------------------------------
-# What is wrong in a configuration file, with its line; many become one error, in the order of their lines.
+# --- problems of a file -----------------------------------------------------------------------------------------------
+# Many problems become one error, in the order of their lines.
 
 
 _MOST_SHOWN = 20
@@ -181,7 +181,7 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
     return found[0] if found else None
 
 
-# --- section ----------------------------------------------------------------------------------------------------------
+# --- sections ---------------------------------------------------------------------------------------------------------
 
 
 T = TypeVar("T")
@@ -267,6 +267,9 @@ class Section:
     def sections(cls) -> dict[str, type[Section]]:
         """The keys whose values are maps of their own."""
         return {name: one.section for name, one in cls.known_keys().items() if one.section is not None}
+
+    def check_within(self, whole: Any) -> None:
+        """Raises BadValueError for what does not fit the rest of the file."""
 
     @classmethod
     def read(cls, value: object) -> Self:

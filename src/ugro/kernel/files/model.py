@@ -1,4 +1,4 @@
-"""The results of a job: which files were collected from which nodes, and which were left there."""
+"""Code that is sent to nodes; and the results of a job: which files were collected, and which were left on nodes."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from ugro.features.planning.model import Forecast
 from ugro.features.training.model import JobEnergy
 from ugro.kernel.telemetry.model import MetricsSummary
 
-# --- code -------------------------------------------------------------------------------------------------------------
-# Code that is sent to nodes, as clients see it.
+# --- code that is sent to nodes ---------------------------------------------------------------------------------------
 
 
 # What is not sent unless somebody says so: the default of sync.exclude_patterns.
@@ -94,7 +93,7 @@ def both(code: Tidied, folders: Tidied) -> Tidied:
     )
 
 
-# --- results ----------------------------------------------------------------------------------------------------------
+# --- the results of a job ---------------------------------------------------------------------------------------------
 
 
 class ResultState(StrEnum):

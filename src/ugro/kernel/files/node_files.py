@@ -8,63 +8,34 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
-from ugro.kernel.jobs.engine.runs import Identity
 from ugro.kernel.links.calls import Stream
 from ugro.kernel.links.link import Link
-from ugro.kernel.links.node import Node
+from ugro.kernel.links.node import NodeCalls
 from ugro.kernel.support.codec import DecodeError, decode
 from ugro.kernel.support.errors import RemoteFailure, TimedOut, UgroError
 from ugro.node import wire
-from ugro.node.files import listing
+from ugro.node.files import api, listing
 from ugro.node.files import listing as checkpoint_names
 from ugro.node.files import transfer as received
 from ugro.node.files import transfer as resumable
 from ugro.node.files.listing import PART, RunFile, Unsendable
 from ugro.node.files.transfer import StreamError, Writer
 
-# --- streaming --------------------------------------------------------------------------------------------------------
-# Shared by all transfers over a link: calls and streams, flow control, one thread for files, a limit on stalls.
+# --- what transfers share ---------------------------------------------------------------------------------------------
+# All transfers over a link share calls and streams, flow control, one thread for files, and a limit on stalls.
 
 
 # A transfer may take hours; one without progress for so long has failed.
 STALL_S = 60.0
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class NodeCalls:
-    """The base of what an agent asks of one part of a node program."""
-
-    node: Node
-    identity: Identity
-    connect_s: float
-    prefix: ClassVar[str] = ""  # of the methods' names
-
-    @property
-    def name(self) -> str:
-        return self.node.spec.name
-
-    async def _call(self, method: str, timeout_s: float, **params: Any) -> dict[str, Any]:
-        link = await self.node.ready(self.connect_s, patiently=True)
-        return await link.call(self.prefix + method, self.identity.params(**params), timeout_s=timeout_s)
-
-    @asynccontextmanager
-    async def _stream(self, method: str, **params: Any) -> AsyncIterator[tuple[Link, Stream]]:
-        link = await self.node.ready(self.connect_s, patiently=True)
-        stream = link.stream(self.prefix + method, self.identity.params(**params))
-        try:
-            yield link, stream
-        finally:
-            stream.cancel()
 
 
 async def in_time(work: Awaitable[T], node: str, what: str, stall_s: float = STALL_S) -> T:
@@ -126,7 +97,7 @@ class Upload:
         self._untaken -= amount
 
 
-# --- files ------------------------------------------------------------------------------------------------------------
+# --- the files of runs ------------------------------------------------------------------------------------------------
 
 
 Source = Mapping[str, Any]  # which files of a node: the outputs of a run, or a checkpoint
@@ -223,14 +194,12 @@ def checkpoint_of(where: Where, found: Found) -> Source:
 
 
 class NodeFiles(NodeCalls):
-    prefix = "files."
-
     # --- any files ---------------------------------------------------------------------------------------------
 
     async def list_files(self, source: Source) -> Listing:
         files: list[RunFile] = []
         unread, left = b"", _MOST_LIST_BYTES
-        async with self._stream("list", **source) as (_, stream):
+        async with self._stream(api.list_, **source) as (_, stream):
             pieces = aiter(stream)
             while (piece := await in_time(anext(pieces, None), self.name, _WHAT)) is not None:
                 *lines, unread = (unread + piece[1]).split(b"\n")
@@ -251,7 +220,7 @@ class NodeFiles(NodeCalls):
         files = [[listing.text(one.file.name), one.offset, one.check] for one in wanted]
         thread = Thread("files")
         try:
-            async with self._stream("send", **source, files=files) as (_, stream):
+            async with self._stream(api.send, **source, files=files) as (_, stream):
                 pieces = aiter(stream)
                 while (piece := await in_time(anext(pieces, None), self.name, _WHAT)) is not None:
                     await thread.do(partial(reader.feed, piece[1]))
@@ -268,7 +237,7 @@ class NodeFiles(NodeCalls):
         """Of whole contents; None for files that cannot be read there (any more)."""
         found: dict[bytes, str | None] = {}
         for part in packed(names, lambda name: name):
-            answer = await self._call("hashes", _COMPARE_S, **source, names=[listing.text(name) for name in part])
+            answer = await self._call(api.hashes, _COMPARE_S, **source, names=[listing.text(name) for name in part])
             hashes = answer.get("hashes")
             if not isinstance(hashes, list) or len(hashes) != len(part):
                 raise self._invalid("hashes")
@@ -279,7 +248,7 @@ class NodeFiles(NodeCalls):
 
     async def written(self, runs: Sequence[tuple[int, int]]) -> tuple[list[tuple[int, int]], float]:
         """Those of these runs (job and attempt) that have made any files, and what it cost the node, in seconds."""
-        answer = await self._call("written", _ANSWER_S, runs=[[str(job), attempt] for job, attempt in runs])
+        answer = await self._call(api.written, _ANSWER_S, runs=[[str(job), attempt] for job, attempt in runs])
         try:
             places = {int(place) for place in answer["written"]}  # each once
             return [runs[place] for place in sorted(places) if place >= 0], _cpu_s(answer)
@@ -289,33 +258,33 @@ class NodeFiles(NodeCalls):
     async def keep(self, source: Source, names: Sequence[bytes], *, with_unlisted: bool = False) -> None:
         """Before the run is removed: these files stay on the node, and those that are too many to be listed."""
         if with_unlisted:  # first: they are known by the number of those before them
-            await self._call("keep", _COMPARE_S, **source, names=[], with_unlisted=True)
+            await self._call(api.keep, _COMPARE_S, **source, names=[], with_unlisted=True)
         for part in packed(names, lambda name: name):
-            await self._call("keep", _ANSWER_S, **source, names=[listing.text(name) for name in part])
+            await self._call(api.keep, _ANSWER_S, **source, names=[listing.text(name) for name in part])
 
     async def drop_kept(self, source: Source, names: Sequence[bytes] | None = None) -> None:
         """Deletes files that were kept there: these of an attempt, or those of all attempts at the job."""
         if names is None:
-            await self._call("drop_kept", _COMPARE_S, **source)
+            await self._call(api.drop_kept, _COMPARE_S, **source)
             return
         for part in packed(names, lambda name: name):
-            await self._call("drop_kept", _ANSWER_S, **source, names=[listing.text(name) for name in part])
+            await self._call(api.drop_kept, _ANSWER_S, **source, names=[listing.text(name) for name in part])
 
     # --- checkpoints -------------------------------------------------------------------------------------------
 
     async def prepare(self, where: Where, wanted: Found | None) -> Prepared:
         """Creates the folder to write to; says whether the checkpoint to resume from is there."""
         source = checkpoint_of(where, wanted) if wanted else where.params()
-        return _decoded(Prepared, await self._call("prepare", _ANSWER_S, **source), self.name)
+        return _decoded(Prepared, await self._call(api.prepare, _ANSWER_S, **source), self.name)
 
     async def newest(self, where: Where) -> list[Found]:
         """The newest checkpoint that can be sent, preceded by newer ones that cannot."""
-        return decode_found(await self._call("newest", _ANSWER_S, **where.params()), self.name)
+        return decode_found(await self._call(api.newest, _ANSWER_S, **where.params()), self.name)
 
     async def put(self, where: Where, found: Found, folder: Path) -> Prepared:
         """Sends what is in a folder here as the checkpoint to resume from."""
         pieces = received.send_whole(str(folder))
-        async with self._stream("receive", **checkpoint_of(where, found), bytes=found.bytes) as (link, stream):
+        async with self._stream(api.receive, **checkpoint_of(where, found), size=found.bytes) as (link, stream):
             upload = Upload(link, stream, self.name, _WHAT)
             thread = Thread("files")
             try:
@@ -332,7 +301,7 @@ class NodeFiles(NodeCalls):
 
     async def drop_checkpoints(self, where: Where) -> None:
         """Deletes the job's folders there; never one that the user chose."""
-        await self._call("drop_checkpoints", _ANSWER_S, **where.params())
+        await self._call(api.drop_checkpoints, _ANSWER_S, **where.params())
 
     def _parsed(self, line: bytes) -> RunFile:
         try:

@@ -1,1 +1,1 @@
-"""A job's whole life: spec, states, rows, submit, list, why. Does not talk to nodes: the engine does."""
+"""A job's whole life: spec, states, rows, submit, list, why. Does not talk to nodes outside of ``engine/``."""

@@ -109,8 +109,7 @@ def _idle(view: ClusterView, job: int) -> ClusterView:
     return replace(view, waiting=(replace(mine, spec=replace(mine.spec, after=After())),), holding=())
 
 
-# --- reasons ----------------------------------------------------------------------------------------------------------
-# Why queued jobs wait, for all who look at them.
+# --- why queued jobs wait ---------------------------------------------------------------------------------------------
 
 
 _OLDEST_S = 2.0  # that reasons may be

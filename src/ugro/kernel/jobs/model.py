@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from ugro.kernel.links.model import Machine
 
 
-# --- environment ------------------------------------------------------------------------------------------------------
-# What a job ran with: the origin of its code, and what was installed on its nodes.
+# --- what a job ran with ----------------------------------------------------------------------------------------------
+# It ran with code of some origin, and with what was installed on its nodes.
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +55,8 @@ class Environment:
         return hashlib.sha256(dumps(self).encode()).hexdigest()
 
 
-# --- failure ----------------------------------------------------------------------------------------------------------
-# Why an attempt failed: a cause and a sentence. ``policy.lifecycle.postmortem`` decides it.
+# --- why an attempt failed --------------------------------------------------------------------------------------------
+# A failure is a cause and a sentence. ``engine.rules.postmortem`` decides it.
 
 
 class Cause(StrEnum):
@@ -108,8 +108,8 @@ class Failure:
         return TimedOut.exit_code if self.cause is Cause.TIME_LIMIT else self.exit_code or 1
 
 
-# --- folder -----------------------------------------------------------------------------------------------------------
-# A folder, or a single file, of the submitter's machine that a job's nodes get beside its code.
+# --- folders of a job -------------------------------------------------------------------------------------------------
+# A folder, or a single file, of the submitter's machine is on a job's nodes beside its code.
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,7 @@ def variable_of(name: str) -> str:
     return f"UGRO_FOLDER_{name.upper()}"
 
 
-# --- job --------------------------------------------------------------------------------------------------------------
+# --- the job and its states -------------------------------------------------------------------------------------------
 
 
 ALL_NODES = 0  # of ``min_nodes`` and ``max_nodes``, until the job is submitted: as many nodes as can take it

@@ -34,8 +34,8 @@ from ugro.kernel.support.codec import dumps
 from ugro.kernel.support.errors import NotFound, UgroError
 from ugro.kernel.support.moments import Instant, unix_seconds
 
-# --- logins -----------------------------------------------------------------------------------------------------------
-# The logins that jobs were ever started through: written with the start, in the same transaction.
+# --- logins that jobs were started through ----------------------------------------------------------------------------
+# They are written with the start, in the same transaction.
 
 
 class LoginStore:
@@ -69,8 +69,8 @@ def _clear(db: Connection, name: str) -> None:
     db.execute(query, (name, f"%{pattern}%"))
 
 
-# --- devices ----------------------------------------------------------------------------------------------------------
-# Which attempt holds which device. The database itself refuses a second holder, unless a group shares the GPU.
+# --- who holds which device -------------------------------------------------------------------------------------------
+# The database itself refuses a second holder, unless a group shares the GPU.
 
 
 def names_of(job: Job, share: Share) -> list[str]:
@@ -105,8 +105,8 @@ def _is_open(db: Connection, share: Share, index: int, job: Job) -> bool:
     return not strangers and (sharing is None or len(held) < sharing.most)
 
 
-# --- smalllogs --------------------------------------------------------------------------------------------------------
-# Logs of small commands, recorded together with their end.
+# --- logs of small commands -------------------------------------------------------------------------------------------
+# They are recorded together with the end of their job.
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +138,8 @@ def read(db: Connection, job: int) -> tuple[SmallLog, str] | None:
     return log, str(rows[0]["ended_at"])
 
 
-# --- usage ------------------------------------------------------------------------------------------------------------
-# What users have used, by hour. It is written as an attempt ends, and stays when its job is removed.
+# --- the book of device time ------------------------------------------------------------------------------------------
+# It says what users have used, by hour. It is written as an attempt ends, and stays when its job is removed.
 
 
 _ADD = (
@@ -232,7 +232,7 @@ def _note_energy(db: Connection, joules: Iterable[tuple[int, float]]) -> None:
         db.execute(_KNOWN, (job, total))
 
 
-# --- job moves --------------------------------------------------------------------------------------------------------
+# --- moves ------------------------------------------------------------------------------------------------------------
 
 
 class StaleMove(UgroError):
@@ -374,7 +374,7 @@ def _current(db: Connection, seen: Job) -> Job:
 
 
 # --- submissions ------------------------------------------------------------------------------------------------------
-# How a job comes in: once for each key, with what is known about it besides its spec.
+# A job comes in once for each key, with what is known about it besides its spec.
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""What users have used: devices and how long they were held, energy, and all of it against quotas."""
+"""Plans of attempts; and what users have used: devices and how long they were held, energy, all against quotas."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from ugro.kernel.files.model import Snapshot
 from ugro.kernel.jobs.model import HASH_SHOWN, Job, JobSpec, Placement, Resources
 from ugro.kernel.support.moments import Instant, elapsed_s
 
-# --- plan -------------------------------------------------------------------------------------------------------------
-# A plan: the exact processes of one attempt, by node. ``--dry-run`` prints what would be started.
+# --- plans ------------------------------------------------------------------------------------------------------------
+# A plan has the exact processes of one attempt, by node. ``--dry-run`` prints what would be started.
 
 
 NODE_PYTHON = "ugro-node-python"  # as the first word of a command: the Python of its node, or of its environment
@@ -79,6 +79,18 @@ class DryRun:
     environment: str | None = None  # the Python environment that its nodes would get, in words
     prediction: Prediction | None = None  # if its nodes were measured with this training: ``ugro plan``
     memory: tuple[DeviceNeed, ...] = ()  # the same
+
+
+@dataclass(frozen=True, slots=True)
+class Why:
+    job: int
+    text: str
+    details: tuple[str, ...] = ()
+    blocked_by: tuple[int, ...] = ()
+    nodes: tuple[str, ...] = ()  # where those run
+    may_start_at: float | None = None  # None: unknown
+    quota: str | None = None  # that it waits for
+    quota_until: float | None = None  # when that has room at the latest; then it needs free devices, too
 
 
 # --- usage ------------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Rows of jobs and attempts as the types of ``core``."""
+"""Rows of jobs and attempts as the types of ``model``; events; which jobs a user may see, page by page."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ugro.kernel.support.codec import DecodeError, decode, dumps
 from ugro.kernel.support.errors import NotFound
 
 # --- events -----------------------------------------------------------------------------------------------------------
-# Events: written with the change that they tell of, and read as values.
+# They are written with the change that they tell of.
 
 
 def event_of(row: Row) -> Event:
@@ -36,7 +36,7 @@ def note(db: Connection, kind: str, text: str, job: Job | None, node: str | None
     )
 
 
-# --- job rows ---------------------------------------------------------------------------------------------------------
+# --- jobs and attempts ------------------------------------------------------------------------------------------------
 
 
 log = logging.getLogger(__name__)
@@ -151,8 +151,8 @@ def _tries(text: str) -> Tries:
     return decode(Tries, json.loads(text))
 
 
-# --- visibility -------------------------------------------------------------------------------------------------------
-# Which jobs a user may see: not the private ones of others.
+# --- which jobs a user may see ----------------------------------------------------------------------------------------
+# Private jobs of others are left out.
 
 
 VISIBLE = "(private = 0 OR user_name = ?)"  # with the user's name
@@ -186,8 +186,8 @@ def _find(db: Connection, word: str, viewer: str, without: Collection[int]) -> J
     return job_of(row)
 
 
-# --- listing ----------------------------------------------------------------------------------------------------------
-# Pages of jobs, the newest first. A page begins at an id, so later pages cost no more than the first.
+# --- pages of jobs ----------------------------------------------------------------------------------------------------
+# The newest come first. A page begins at an id, so later pages cost no more than the first.
 
 
 @dataclass(frozen=True, slots=True)

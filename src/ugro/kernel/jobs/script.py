@@ -177,8 +177,8 @@ def _is_within(path: str, folders: Sequence[str]) -> bool:
     return any(path == folder or path.startswith(folder.rstrip("/") + "/") for folder in folders)
 
 
-# --- script options ---------------------------------------------------------------------------------------------------
-# Says whether a Python script can know an option, by reading its source. Nothing is run.
+# --- whether a script knows an option ---------------------------------------------------------------------------------
+# Reads the source of a Python script. Nothing is run.
 
 
 # Packages that read no command line unless the script says which options there are.
@@ -232,8 +232,8 @@ def _may_parse(module: str) -> bool:
     return first in _HANDS_ON or (first not in _SILENT and first not in sys.stdlib_module_names)
 
 
-# --- sent -------------------------------------------------------------------------------------------------------------
-# Programs of ours that travel with a job as text: any Python on a node runs them, and nothing is installed there.
+# --- programs that travel with a job ----------------------------------------------------------------------------------
+# They are sent as text: any Python on a node runs them, and nothing is installed there.
 
 
 PROGRAM = "UGRO_PROGRAM"

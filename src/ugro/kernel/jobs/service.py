@@ -9,15 +9,17 @@ import time
 from collections.abc import AsyncGenerator, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Any
 
 from ugro.features.environments.model import EnvRequest
 from ugro.features.quotas.service import QuotaGate
 from ugro.features.safe_mode.model import REMEDY
-from ugro.kernel.access.caller import caller, sees, viewer
+from ugro.kernel.access.caller import caller as asking
+from ugro.kernel.access.caller import sees, shown, viewer
+from ugro.kernel.access.model import Caller
 from ugro.kernel.agent.model import Event
 from ugro.kernel.files.results.log_mirror import SmallLogs
-from ugro.kernel.files.results.log_stream import LogStream, Selection, agent_stops
+from ugro.kernel.files.results.log_stream import LogStream, Selection, agent_stops, log_text, selection
+from ugro.kernel.jobs.config.file import job_file
 from ugro.kernel.jobs.config.options import in_keys
 from ugro.kernel.jobs.dry_run import DryRunner, Previewer, Reasons
 from ugro.kernel.jobs.engine.reconciler import Engine
@@ -26,7 +28,6 @@ from ugro.kernel.jobs.model import (
     HOLDING_STATES,
     WAITING_STATES,
     After,
-    Attempt,
     Ending,
     Job,
     JobSpec,
@@ -34,10 +35,38 @@ from ugro.kernel.jobs.model import (
     Placement,
 )
 from ugro.kernel.jobs.moves import About
-from ugro.kernel.jobs.records import DryRun
+from ugro.kernel.jobs.operations import (
+    CancelJob,
+    Details,
+    ExplainJob,
+    FolderRead,
+    FolderReading,
+    GetJob,
+    GetJobFile,
+    JobFile,
+    JobList,
+    ListEvents,
+    ListJobs,
+    PlanJob,
+    Planned,
+    ReadFolders,
+    ReadJobLog,
+    RetryJob,
+    StreamJobLogs,
+    SubmitJob,
+    SubmitJobs,
+    Submitted,
+    SubmittedMany,
+    WaitForJob,
+    Withdrawn,
+    WithdrawSubmission,
+)
+from ugro.kernel.jobs.records import DryRun, Why
 from ugro.kernel.jobs.rows import Listed
-from ugro.kernel.jobs.scheduling.why import Why, why
+from ugro.kernel.jobs.scheduling.why import why
 from ugro.kernel.jobs.submission import Needs, SubmissionReader, Submit, Taken, VisibleJobs
+from ugro.kernel.operations import request as operations
+from ugro.kernel.operations.request import answers
 from ugro.kernel.store.database import Store
 from ugro.kernel.support.aio import ChangeSignal
 from ugro.kernel.support.errors import NotAllowed, NotFound, UgroError, UsageError
@@ -47,12 +76,6 @@ from ugro.kernel.support.quantities import is_number, without_numbers
 _LOOK_S = 0.5  # without a signal
 _NAMED_JOBS = 1000
 _AT_ONCE_S = 0.02  # a batch is read for so long before others are answered
-
-
-@dataclass(frozen=True, slots=True)
-class Details:
-    job: Job
-    attempts: list[Attempt]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +116,11 @@ class JobService:
 
     # --- in and out --------------------------------------------------------------------------------------------
 
+    @answers(SubmitJob)
+    async def submit_job(self, asked: SubmitJob, caller: Caller) -> Submitted | operations.Needs:
+        found = await self.submit(asked)
+        return operations.Needs(found.variables) if isinstance(found, Needs) else Submitted(found)
+
     async def submit(self, submit: Submit) -> Job | Needs:
         point("submit.begun")
         if isinstance(spec := await self._asked(submit), Needs):
@@ -112,42 +140,49 @@ class JobService:
         """The Python environment that such a job would have."""
         return await self._submitting.environment(submit)
 
-    async def submit_many(self, submits: Sequence[Submit]) -> list[Job]:
+    @answers(SubmitJobs)
+    async def submit_jobs(self, asked: SubmitJobs, caller: Caller) -> SubmittedMany:
         """Submits all of them in one commit, or none."""
+        submits = asked.jobs
         self._engine.safe_mode.check("and takes no jobs")
         taken: Taken = {}
-        asked: list[JobSpec | Needs] = []
+        read: list[JobSpec | Needs] = []
         began_s = 0.0
         with _in_terms_of(*submits):
             for submit in submits:
                 if time.monotonic() - began_s > _AT_ONCE_S:  # ten thousand, or a few hundred large ones, take seconds
                     await asyncio.sleep(0)
                     began_s = time.monotonic()
-                asked.append(await self._submitting.spec(replace(submit, env=submit.env or {}), taken))
-            pairs = [(spec, one.user) for spec, one in zip(asked, submits, strict=True) if not isinstance(spec, Needs)]
+                read.append(await self._submitting.spec(replace(submit, env=submit.env or {}), taken))
+            pairs = [(spec, one.user) for spec, one in zip(read, submits, strict=True) if not isinstance(spec, Needs)]
             specs = [await self._submitting.upgraded(spec, user) for spec, user in pairs]
             await self._check([(spec, submit.user) for spec, submit in zip(specs, submits, strict=True)])
-        return await self._put(list(zip(specs, submits, strict=True)))
+        return SubmittedMany(tuple(await self._put(list(zip(specs, submits, strict=True)))))
 
-    async def dry_run(self, submit: Submit) -> DryRun | Needs:
+    @answers(PlanJob)
+    async def plan_job(self, asked: PlanJob, caller: Caller) -> Planned | operations.Needs:
         taken: Taken = {}
-        if isinstance(spec := await self._asked(submit, taken), Needs):
-            return spec
-        async with self._gate.room([(submit.user, submit.key)]):
+        if isinstance(spec := await self._asked(asked, taken), Needs):
+            return operations.Needs(spec.variables)
+        async with self._gate.room([(asked.user, asked.key)]):
             pass  # it only looks
-        found = await self._dry_run(spec, submit.user)
+        found = await self._dry_run(spec, asked.user)
         predicted = await self._submitting.predict(spec, found.placement)
         memory = await self._submitting.memory(spec, found.placement)
-        return replace(found, snapshot=next(iter(taken.values()), None), prediction=predicted, memory=memory)
+        snapshot = next(iter(taken.values()), None)
+        return Planned(replace(found, snapshot=snapshot, prediction=predicted, memory=memory))
 
     async def read(self, submit: Submit) -> JobSpec | Needs:
         """The spec of a job that is not submitted itself."""
         spec = await self._submitting.spec(submit)
         return spec if isinstance(spec, Needs) else await self._submitting.upgraded(spec, submit.user)
 
-    def read_folders(self, submit: Submit) -> AsyncGenerator[list[dict[str, Any]]]:
+    @answers(ReadFolders)
+    async def read_folders(
+        self, asked: ReadFolders, caller: Caller
+    ) -> AsyncGenerator[list[FolderReading | FolderRead]]:
         """Reads the folders of a job that is about to be submitted, and says how far it is."""
-        return self._submitting.read_folders(submit)
+        return self._submitting.read_folders(asked)
 
     async def uses(self, spec: JobSpec, module: str) -> bool:
         """Whether its script imports it; True if no code is sent, or nobody can tell."""
@@ -202,6 +237,10 @@ class JobService:
         await self._submitting.check_fit([spec for spec, _ in wanted])
         await self._gate.check(wanted)
 
+    @answers(RetryJob)
+    async def retry_job(self, asked: RetryJob, caller: Caller) -> Job:
+        return await self.retry(asked.word, asked.user, asked.key, exact=asked.exact, puts_back=asked.put_back)
+
     async def retry(
         self, word: str, user: str, key: str, *, exact: bool = False, puts_back: bool | None = None
     ) -> Job:
@@ -228,6 +267,10 @@ class JobService:
             if exact:
                 await self._jobs.note("retried", await self._submitting.compared(old, user), job=submission.job)
         return submission.job
+
+    @answers(WithdrawSubmission)
+    async def withdraw_submission(self, asked: WithdrawSubmission, caller: Caller) -> Withdrawn:
+        return Withdrawn(await self.withdraw(asked.key))
 
     async def withdraw(self, key: str) -> Job | None:
         """Of a client that was interrupted: its job if that is recorded already, else it is not submitted any more."""
@@ -268,6 +311,10 @@ class JobService:
         known = await self._jobs.states_of((*after.ok, *after.any))
         return After(*(tuple(number for number in some if number in known) for some in (after.ok, after.any)))
 
+    @answers(CancelJob)
+    async def cancel_job(self, asked: CancelJob, caller: Caller) -> Job:
+        return await self.cancel(asked.word)
+
     async def cancel(self, word: str, *, grace_s: float | None = None) -> Job:
         """``grace_s``: less than what its spec gives it, as nobody needs what it would save."""
         self._engine.safe_mode.check("and ends no jobs")
@@ -304,6 +351,10 @@ class JobService:
         return [submission.job for submission in submissions]
 
     # --- looking -----------------------------------------------------------------------------------------------
+
+    @answers(ListJobs)
+    async def list_jobs(self, asked: ListJobs, caller: Caller) -> JobList:
+        return JobList(tuple(await self.page(Listed(asked.state, before=asked.before, limit=asked.limit))))
 
     async def page(self, wanted: Listed) -> list[Job]:
         """The newest first."""
@@ -360,9 +411,21 @@ class JobService:
             job = await self.find(name)
         raise _same(job, f"it is the only job named {name}")
 
+    @answers(GetJob)
+    async def get_job(self, asked: GetJob, caller: Caller) -> Details:
+        return await self.details(asked.word)
+
     async def details(self, word: str) -> Details:
         [job] = await self.with_reasons([await self.find(word)])
-        return Details(job, await self._jobs.attempts(job.id))
+        return Details(job, tuple(await self._jobs.attempts(job.id)))
+
+    @answers(GetJobFile)
+    async def get_file(self, asked: GetJobFile, caller: Caller) -> JobFile:
+        return JobFile(job_file(shown(await self.find(asked.word)).spec))
+
+    @answers(ExplainJob)
+    async def explain_job(self, asked: ExplainJob, caller: Caller) -> Why:
+        return await self.why(asked.word)
 
     async def why(self, word: str) -> Why:
         job, live = await self.find(word), self._engine.live
@@ -403,6 +466,10 @@ class JobService:
 
     # --- following ---------------------------------------------------------------------------------------------
 
+    @answers(WaitForJob)
+    async def wait_for_job(self, asked: WaitForJob, caller: Caller) -> AsyncGenerator[list[Job]]:
+        return self.moves((await self.find(asked.word)).id, asked.timeout_s)
+
     async def moves(self, number: int, timeout_s: float | None = None) -> AsyncGenerator[list[Job]]:
         """The job now and after each change, until it has ended or the timeout is over."""
         shown: tuple[JobState, int, str] | None = None
@@ -427,11 +494,14 @@ class JobService:
             if known is None or self._engine.live.get(number) is not known:
                 return
 
-    async def events(
-        self, after: int, job: int | None, since_unix_s: float | None, follow: bool
-    ) -> AsyncGenerator[list[Event]]:
-        if since_unix_s is not None:
-            since = datetime.fromtimestamp(since_unix_s, UTC).isoformat(timespec="milliseconds")
+    @answers(ListEvents)
+    async def list_events(self, asked: ListEvents, caller: Caller) -> AsyncGenerator[list[Event]]:
+        return self._events(asked, (await self.find(asked.job)).id if asked.job else None)
+
+    async def _events(self, asked: ListEvents, job: int | None) -> AsyncGenerator[list[Event]]:
+        after = asked.after
+        if asked.since is not None:
+            since = datetime.fromtimestamp(asked.since, UTC).isoformat(timespec="milliseconds")
             after = max(after, await self._seq_before(since))
         while not self._logs.is_ending:
             seen = self._engine.changed.count
@@ -440,7 +510,7 @@ class JobService:
                 after = found[-1].seq
                 hidden = await self._visibility.hidden_from(viewer())
                 yield [event for event in found if event.job not in hidden]
-            elif not follow:
+            elif not asked.follow:
                 return
             else:
                 await self._engine.changed.wait(seen, _LOOK_S)
@@ -450,11 +520,19 @@ class JobService:
         """To be called before the files of a job's logs are opened."""
         await self._small.show(number)
 
-    async def check_logs(self, word: str, wanted: Selection) -> Job:
+    @answers(ReadJobLog)
+    async def read_log(self, asked: ReadJobLog, caller: Caller) -> AsyncGenerator[bytes]:
+        return log_text(await self._checked_logs(asked.word, selection(asked)))
+
+    @answers(StreamJobLogs)
+    async def stream_logs(self, asked: StreamJobLogs, caller: Caller) -> AsyncGenerator[bytes]:
+        return await self._checked_logs(asked.word, selection(asked))
+
+    async def _checked_logs(self, word: str, wanted: Selection) -> AsyncGenerator[bytes]:
         job = await self.find(word)
         if not wanted.follow:
             await self._logs.check(job, wanted)
-        return job
+        return self.logs(job.id, wanted)
 
     def logs(self, number: int, wanted: Selection) -> AsyncGenerator[bytes]:
         return self._logs.frames(number, wanted)
@@ -494,13 +572,13 @@ def _again(old: Job, user: str, puts_back: bool | None) -> JobSpec:
 
 def owner_of_copy(owner: str, user: str) -> str:
     """Whose a job is that has another's variables: an operator who runs it again runs it for its user."""
-    asks = caller()
+    asks = asking()
     return user if asks is None or asks.knows_values_of(owner) else owner
 
 
 def _expect_own_values(old: Job) -> None:
     """With other settings it could print them."""
-    asks = caller()
+    asks = asking()
     if asks is not None and not asks.knows_values_of(old.user) and (old.spec.env or old.spec.environment):
         raise NotAllowed(
             f"job {old.id} has variables of {old.user}, which are not yours to use",

@@ -1,6 +1,6 @@
 """Jobs on disk: everything that may be asked of them, and who hears of their changes.
 
-``job_moves`` changes a job's state, ``submissions`` takes new ones.
+``moves`` takes new jobs, and changes a job's state.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ from ugro.kernel.support.codec import DecodeError, decode, dumps
 from ugro.kernel.support.errors import NotAllowed, NotFound
 from ugro.kernel.support.moments import elapsed_s, instant_of
 
-# --- ends -------------------------------------------------------------------------------------------------------------
-# Ended jobs in the order in which they ended, for metrics and notifications.
+# --- ended jobs -------------------------------------------------------------------------------------------------------
+# They are read in the order in which they ended, for metrics and notifications.
 
 
 _FINAL = sorted(FINAL_STATES)
@@ -98,8 +98,8 @@ def _lasted_s(row: Row) -> float | None:
     return elapsed_s(started, instant_of(row["ended_at"], row["ended_boot"]))
 
 
-# --- placements -------------------------------------------------------------------------------------------------------
-# What was placed where, in any attempt: what nodes report is compared with it.
+# --- what was placed where --------------------------------------------------------------------------------------------
+# What nodes report is compared with the placements of all attempts.
 
 
 Key = tuple[int, int]  # job and attempt

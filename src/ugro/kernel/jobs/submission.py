@@ -8,13 +8,12 @@ import os
 import shlex
 import stat
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
-
-from pydantic import ConfigDict
+from typing import Any
 
 from ugro.features.alerts.config import LOG
+from ugro.features.discovery.config import DiscoverySection
 from ugro.features.environments.config import EnvironmentSection, variables_in
 from ugro.features.environments.model import EnvRequest
 from ugro.features.environments.service.reading import environment_of, refuse_files, with_old_passwords, with_variables
@@ -22,7 +21,7 @@ from ugro.features.environments.service.service import PythonEnvService
 from ugro.features.planning.forecasts import Forecasts
 from ugro.features.planning.model import DeviceNeed, Prediction
 from ugro.features.remote_access.service import as_sent
-from ugro.kernel.access.caller import OwnKey, SeenUser, expect_files, expect_visible, may_read_files, viewer
+from ugro.kernel.access.caller import expect_files, expect_visible, may_read_files, viewer
 from ugro.kernel.config.section import nearest
 from ugro.kernel.files.client_files import Offer, remote_client
 from ugro.kernel.files.code.folders import read_slowly
@@ -34,8 +33,10 @@ from ugro.kernel.jobs.config.file import Draft, draft_job, edited_job, parse_job
 from ugro.kernel.jobs.config.options import read_form
 from ugro.kernel.jobs.config.schema import JobSection
 from ugro.kernel.jobs.engine.scheduler_input import SchedulerInput
-from ugro.kernel.jobs.model import ALL_NODES, After, Imports, Job, JobSpec, Launcher, Origin, Placement
+from ugro.kernel.jobs.model import ALL_NODES, After, Imports, Job, JobSpec, Launcher, Placement
 from ugro.kernel.jobs.moves import About
+from ugro.kernel.jobs.operations import FolderRead, FolderReading
+from ugro.kernel.jobs.operations import Submit as Submit
 from ugro.kernel.jobs.result_cache import ResultCache
 from ugro.kernel.jobs.script import OwnScript, Words, expect_no_script_elsewhere, own_script, with_script, words_of
 from ugro.kernel.links.cluster import Cluster
@@ -45,8 +46,8 @@ from ugro.kernel.support.errors import ConfigError, NotAllowed, NotFound, Unsati
 from ugro.kernel.support.quantities import is_number
 from ugro.train.rules.failures import lack_of_ranks
 
-# --- lookup -----------------------------------------------------------------------------------------------------------
-# Which job a word means: among those that the caller may see.
+# --- which job a word means -------------------------------------------------------------------------------------------
+# Only jobs that the caller may see are found.
 
 
 class VisibleJobs:
@@ -63,7 +64,7 @@ class VisibleJobs:
         return await self._visibility.find(word, who, without)
 
 
-# --- submission -------------------------------------------------------------------------------------------------------
+# --- from a request to a spec -----------------------------------------------------------------------------------------
 
 
 _PYTHONS_PATHS = ("PYTHONPATH", "PYTHONHOME", "PYTHONUSERBASE")
@@ -73,23 +74,6 @@ _MANY = 1000  # words or variables
 # Keys that say which code and data of this machine a job uses.
 _OF_THE_CODE = ("workdir", "cwd", "sync", "inputs", "folders")
 Taken = dict[tuple[Path, ...], Snapshot]  # by folder, and what of it is left out
-
-
-@dataclass(frozen=True, slots=True)
-class Submit:
-    """A job as a client sends it to the API."""
-
-    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
-
-    user: SeenUser
-    key: OwnKey
-    file: Path | None = None
-    fields: Mapping[str, Any] = field(default_factory=dict)
-    here: Path = Path("/")  # the client's current directory
-    env: Mapping[str, str] | None = None  # None: the client has not been asked for variables yet
-    force: bool = False  # even if its code is very large
-    origin: Origin | None = None
-    as_options: bool = False  # errors name fields as options of a command, and not as keys of a job file
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +173,7 @@ class SubmissionReader:
         found = [await self._code.folders.take(*one) for one in draft.folders(submit.here).items()]
         return replace(spec, folders=tuple(found))
 
-    async def read_folders(self, submit: Submit) -> AsyncGenerator[list[dict[str, Any]]]:
+    async def read_folders(self, submit: Submit) -> AsyncGenerator[list[FolderReading | FolderRead]]:
         """Reads the folders of a job that is about to be submitted, and says how far it is; then they are known."""
         draft = await asyncio.to_thread(_draft, submit)
         for name, path in draft.folders(submit.here).items():
@@ -304,7 +288,7 @@ class SubmissionReader:
         # Jobs with the same resources are checked once.
         for spec in {(spec.resources, spec.launcher): spec for spec in specs}.values():
             if (misfit := await self._scheduler_input.misfit(spec)) is not None:
-                looks = self._cluster.config.discovery.has_sources
+                looks = self._cluster.config.section(DiscoverySection).has_sources
                 raise Unsatisfiable(misfit.reason, hint=misfit.hint or ("see: ugro node discover" if looks else None))
         for spec in (one for one in specs if one.elastic.min_ranks is not None):
             most = await self._scheduler_input.most_ranks(spec)
@@ -420,7 +404,7 @@ class SubmissionReader:
             return spec
         folder = submit.here / draft.workdir
         is_here = remote_client() is None
-        may_grow = self._cluster.config.discovery.adds_nodes
+        may_grow = self._cluster.config.section(DiscoverySection).adds_nodes
         if is_here and not may_grow and all(_is_here(node.spec) for node in self._cluster.inventory):
             if may_read_files():  # others must not learn what is there
                 _expect_there(folder, _script(spec))

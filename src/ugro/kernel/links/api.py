@@ -1,4 +1,4 @@
-"""The route of a tunnel: one request is one connection to what listens on a node.
+"""A tunnel: one request is one connection to what listens on a node.
 
 Its body is what the client sends, as long as that takes; meanwhile the answer is what comes back, as frames: OUT, an
 empty one when the other end has ended its side, and at last RESULT, or ERROR with the reason.
@@ -8,42 +8,43 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import Annotated
 
-from fastapi import FastAPI, Query, Request, Response
+from fastapi import Response
 from starlette.types import Receive, Scope, Send
 
-from ugro.kernel.access.gate import who
-from ugro.kernel.access.model import AuditEntry
+from ugro.kernel.access.model import AuditEntry, Caller
 from ugro.kernel.access.service import AuditLog
 from ugro.kernel.links.calls import Duplex
+from ugro.kernel.links.operations import OpenTunnel
 from ugro.kernel.links.tunnels import Tunnels, Wanted
-from ugro.kernel.operations.audit_rules import TUNNEL, TUNNEL_PATH, tunnel_end
+from ugro.kernel.operations.audit_rules import TUNNEL, tunnel_end
 from ugro.kernel.operations.audit_trail import DONE, Peer, now
+from ugro.kernel.operations.request import answers
 from ugro.kernel.support.codec import dumps
 from ugro.kernel.support.errors import NotAllowed, UgroError, UsageError
 from ugro.node import wire
 
 _BEAT_S = 5.0
 _TYPE = "application/vnd.ugro.frames"
-Port = Annotated[int | None, Query(ge=1, le=65535)]
-Name = Annotated[str | None, Query(max_length=200)]
 
 
-def add_tunnel_routes(app: FastAPI, tunnels: Tunnels, audit: AuditLog) -> None:
-    @app.post(TUNNEL_PATH)
-    async def connect(
-        request: Request, node: str, port: Port = None, job: Name = None, socket: Name = None
-    ) -> Response:
-        if not isinstance(request.scope["client"], Peer):
+class TunnelConnections:
+    def __init__(self, tunnels: Tunnels, audit: AuditLog) -> None:
+        self._tunnels = tunnels
+        self._audit = audit
+
+    @answers(OpenTunnel)
+    async def connect(self, asked: OpenTunnel, caller: Caller) -> Response:
+        if caller.by_token:
             raise NotAllowed("a tunnel needs the agent's socket", hint="use the command line on the master, or by ssh")
-        if (port is None) == (job is None or socket is None):
+        if (asked.port is None) == (asked.job is None or asked.socket is None):
             raise UsageError("a tunnel needs a port, or a job and a socket")
-        duplex = await tunnels.open(Wanted(node, port, job, socket))
-        entry = AuditEntry(now(), *who(request.scope), TUNNEL, tunnel_end(request.scope["query_string"]), DONE)
-        if audit.is_first(entry):
-            audit.note(entry)
-        return TunnelResponse(tunnels, duplex)
+        duplex = await self._tunnels.open(Wanted(asked.node, asked.port, asked.job, asked.socket))
+        end = tunnel_end(asked.to_wire()[1].partition("?")[2].encode())
+        entry = AuditEntry(now(), caller.user, caller.via, TUNNEL, end, DONE)
+        if self._audit.is_first(entry):
+            self._audit.note(entry)
+        return TunnelResponse(self._tunnels, duplex)
 
 
 class TunnelResponse(Response):

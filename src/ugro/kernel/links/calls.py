@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from typing import Any, Protocol
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Concatenate, ParamSpec, Protocol
 
 from ugro.kernel.support.errors import Unreachable
 from ugro.node import wire
+from ugro.node.program import Call
+
+P = ParamSpec("P")
+
+
+def asked(serve: Callable[Concatenate[Call, P], None], *_: P.args, **params: P.kwargs) -> tuple[str, dict[str, Any]]:
+    """Returns the name and the parameters of a method, for a link. ``serve`` is the function that nodes serve it by.
+
+    So mypy compares what is asked with what is served; see ``ugro.node.program.method``.
+    """
+    return serve.__dict__["method"], params
 
 
 class Talker(Protocol):

@@ -1,6 +1,6 @@
 """Asks nodes what ``ugro doctor`` and a launch must know: what is installed, and whether nodes reach each other.
 
-Only asks; ``policy.nodes`` judges the answers. The node's side is ``remote.checks``.
+Only asks; features judge the answers. The node's side is ``node/check.py``.
 """
 
 from __future__ import annotations
@@ -8,12 +8,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_type_hints
 
 from ugro.features.environments.rules.versions import Installed
-from ugro.kernel.links.calls import Stream
+from ugro.kernel.links.calls import P, Stream, asked
 from ugro.kernel.links.diagnosis import Endpoint, addresses_to_try, asked_for, pairs
 from ugro.kernel.links.link import Link
 from ugro.kernel.links.model import Facts
@@ -21,7 +21,8 @@ from ugro.kernel.links.rules import Unknown
 from ugro.kernel.support.aio import together
 from ugro.kernel.support.codec import DecodeError, decode
 from ugro.kernel.support.errors import RemoteFailure, TimedOut, UgroError
-from ugro.node import wire
+from ugro.node import connectivity, system, wire
+from ugro.node.check import check as check_there
 from ugro.node.messages import Connections, Listening, Packages, Target
 
 # A lost first packet is sent again after 1 s, and once more after 3 s.
@@ -32,18 +33,25 @@ _ANY_PORT = 0
 T = TypeVar("T")
 
 
-async def check(link: Link, kind: type[T], what: str, *, timeout_s: float, **params: Any) -> T | Unknown:
-    params = {"what": what, "timeout_s": 0.9 * timeout_s, **params}
+async def check(
+    link: Link, work: Callable[P, T], timeout_s: float, /, *_: P.args, **params: P.kwargs
+) -> T | Unknown:
+    """What ``work``, one of ``ugro.node.check.WORK``, returns on the node."""
     try:
-        return decode(kind, await link.call("check", params, timeout_s=timeout_s))
+        return await answer(link, work, timeout_s, *_, **params)
     except (TimedOut, RemoteFailure) as error:
         return Unknown(error.message, error.hint)
-    except DecodeError as error:
-        return Unknown(f"invalid answer: {error}")
+
+
+async def answer(link: Link, work: Callable[P, T], timeout_s: float, /, *_: P.args, **params: P.kwargs) -> T:
+    """As ``check``; raises why there is no answer."""
+    method, said = asked(check_there, what=work.__name__, timeout_s=0.9 * timeout_s, **params)
+    kind: type[T] = get_type_hints(work)["return"]
+    return _decoded(link, kind, await link.call(method, said, timeout_s=timeout_s))
 
 
 async def packages(link: Link, *, timeout_s: float) -> Packages | Unknown:
-    return await check(link, Packages, "packages", timeout_s=timeout_s)
+    return await check(link, system.packages, timeout_s)
 
 
 def installed(link: Link, found: Packages | Unknown, facts: Facts | None = None) -> Installed:
@@ -119,8 +127,8 @@ async def mesh(
 async def _listen(link: Link, one: Endpoint, ports: Sequence[int], stack: contextlib.ExitStack) -> _Listener:
     """Listens until the stack is left."""
     words = {"word": secrets.token_hex(8), "reply": secrets.token_hex(8)}
-    params = {"what": "listen", "timeout_s": _LISTEN_S, "ports": [*ports, _ANY_PORT], **words}
-    stream = link.stream("check", params)
+    how: dict[str, Any] = {"ports": [*ports, _ANY_PORT], "limit_s": _LISTEN_S, **words}
+    stream = link.stream(*asked(check_there, what=connectivity.listen.__name__, timeout_s=_LISTEN_S, **how))
     stack.callback(stream.cancel)
     try:
         async with asyncio.timeout(_LISTEN_S):
@@ -147,15 +155,11 @@ async def _connect(connector: _Listener, targets: Sequence[_Listener], settle_s:
         )
         for target in targets
     ]
-    params = {
-        "what": "connect",
-        "timeout_s": _LISTEN_S,
-        "connect_s": CONNECT_S,
-        "settle_s": settle_s,
-        "targets": [asdict(target) for target in wanted],
-    }
-    answer = await connector.link.call("check", params, timeout_s=_LISTEN_S)
-    return asked_for(_decoded(connector.link, Connections, answer), wanted)
+    targets_there, connect = [asdict(target) for target in wanted], connectivity.connect
+    found = await answer(
+        connector.link, connect, _LISTEN_S, targets=targets_there, connect_s=CONNECT_S, settle_s=settle_s
+    )
+    return asked_for(found, wanted)
 
 
 async def _stop(listener: _Listener) -> None:

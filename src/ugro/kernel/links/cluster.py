@@ -24,11 +24,11 @@ from ugro.kernel.links.transport import SshOptions
 from ugro.kernel.support.aio import ChangeSignal
 from ugro.kernel.support.errors import ConfigError, NotAllowed, NotFound
 
-# --- inventory --------------------------------------------------------------------------------------------------------
-# The nodes of the current configuration, each with its link. A new configuration only affects nodes that differ.
+# --- the nodes and their links ----------------------------------------------------------------------------------------
+# A new configuration only affects nodes that differ.
 #
-# Beside them are logins: links to the same nodes as one person each, for the jobs of that person (``core.login``). They
-# are no nodes of their own: they are found by their names, and nothing else lists them.
+# Beside the nodes are logins: links to the same nodes as one person each, for the jobs of that person
+# (``kernel.access.model``). They are no nodes of their own: they are found by their names, and nothing else lists them.
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +201,7 @@ def _groups(spec: NodeSpec) -> set[str]:
     return {*spec.labels, spec.role.value}
 
 
-# --- cluster ----------------------------------------------------------------------------------------------------------
+# --- the configuration in use -----------------------------------------------------------------------------------------
 
 
 log = logging.getLogger(__name__)

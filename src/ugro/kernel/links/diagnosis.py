@@ -314,7 +314,7 @@ def _last_line(text: str) -> str:
     return lines[-1][:200] if lines else ""
 
 
-# --- connectivity -----------------------------------------------------------------------------------------------------
+# --- whether nodes reach each other -----------------------------------------------------------------------------------
 # Whether nodes reach each other: who connects to whom, at which addresses, and what the outcome means.
 #
 # ``ugro doctor`` judges every pair; a launch also needs one address of the first node that all others reach, and the

@@ -12,14 +12,18 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequen
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ugro.kernel.access.model import Caller
 from ugro.kernel.agent.model import Destination
 from ugro.kernel.config.section import is_host, is_user
+from ugro.kernel.files.client_files import expect_local
 from ugro.kernel.links import diagnosis
 from ugro.kernel.links.cluster import Cluster
 from ugro.kernel.links.model import HostKey, NodeReport, NodeSpec
 from ugro.kernel.links.node import Dialling, Node
+from ugro.kernel.links.operations import ExamineHosts, GetHostKey, TrustHostKey
 from ugro.kernel.links.reports import HealthCheck
 from ugro.kernel.links.transport import SshOptions, ssh_command
+from ugro.kernel.operations.request import answers
 from ugro.kernel.support.aio import ChangeSignal
 from ugro.kernel.support.errors import NotAllowed, UgroError, Unreachable, UsageError
 
@@ -195,8 +199,8 @@ async def _run(way: Way, *argv: str, timeout_s: float = 10.0) -> tuple[int, str,
     return process.returncode, stdout.decode("utf-8", "replace"), stderr.decode("utf-8", "replace")
 
 
-# --- hosts ------------------------------------------------------------------------------------------------------------
-# Hosts that need not be part of the cluster, as a user writes them: their keys, and what they are.
+# --- hosts that need not be nodes -------------------------------------------------------------------------------------
+# Shows the keys of hosts as a user writes them, and what they are.
 
 
 def host_spec(word: str, remote_root: str) -> NodeSpec:
@@ -204,6 +208,11 @@ def host_spec(word: str, remote_root: str) -> NodeSpec:
     if not is_host(to.host) or (to.user and not is_user(to.user)):
         raise UsageError(f"{word!r} is not a host", hint="give NAME, USER@HOST or USER@HOST:PORT")
     return NodeSpec(name=word, host=to.host, user=to.user, port=to.port, remote_root=remote_root)
+
+
+def _expect_own_config(ssh_config: str | None) -> None:
+    if ssh_config is not None:
+        expect_local(f"the ssh configuration {ssh_config}", "the master uses its own")
 
 
 class Examiner:
@@ -243,26 +252,32 @@ class Hosts:
         self._cluster = cluster
         self._examiner = examiner
         self._found = found
-        self.examine = examiner.examine
 
-    async def host_key(self, word: str, ssh_config: str | None = None) -> HostKey:
+    @answers(GetHostKey)
+    async def host_key(self, asked: GetHostKey, caller: Caller) -> HostKey:
         """Of a node, of a machine that was found, or of another host that ssh finds by this word."""
         try:
-            return await look_up(await self._way(word, ssh_config))
+            return await look_up(await self._way(asked.name, asked.ssh_config))
         except Unreachable as error:
             if error.cause == "name-not-found":
-                self._cluster.inventory.named(word)  # if it is no node either: the nearest name is more helpful
+                self._cluster.inventory.named(asked.name)  # if it is no node either: the nearest name is more helpful
             raise
 
-    async def trust(
-        self, word: str, fingerprints: tuple[str, ...], *, replace: bool, ssh_config: str | None = None
-    ) -> HostKey:
-        key = await trust(await self._way(word, ssh_config), fingerprints, replace=replace)
+    @answers(TrustHostKey)
+    async def trust(self, asked: TrustHostKey, caller: Caller) -> HostKey:
+        _expect_own_config(asked.ssh_config)
+        key = await trust(await self._way(asked.name, asked.ssh_config), asked.fingerprints, replace=asked.replace)
         for node in (*self._cluster.inventory, *self._cluster.inventory.logins):
             if node.link is None:  # it may be this host by another name, or behind it
                 node.wake()
         self._examiner.trusted.notify()
         return key
+
+    @answers(ExamineHosts)
+    async def examine_hosts(self, asked: ExamineHosts, caller: Caller) -> AsyncGenerator[list[NodeReport]]:
+        _expect_own_config(asked.ssh_config)
+        specs = [host_spec(word, self._cluster.config.remote_root) for word in asked.hosts]
+        return self._examiner.examine(specs, asked.ssh_config)
 
     async def _way(self, word: str, ssh_config: str | None) -> Way:
         node = next((one for one in self._cluster.inventory if one.spec.name == word), None)

@@ -26,10 +26,10 @@ from ugro.kernel.links.transport import MAX_STDERR, LinkProcess, SshOptions, lin
 from ugro.kernel.support.codec import DecodeError, decode
 from ugro.kernel.support.errors import RemoteFailure, TimedOut, Unreachable, UsageError
 from ugro.kernel.support.moments import boot_clock_s
-from ugro.node import wire
+from ugro.node import program, wire
 
-# --- keepalive --------------------------------------------------------------------------------------------------------
-# Keepalives of one link: whether the peer answers, the round-trip time, and the offset of its clock.
+# --- keepalives -------------------------------------------------------------------------------------------------------
+# Says whether the peer answers, after which time, and how far its clock is from ours.
 
 
 INTERVAL_S = 2.0
@@ -147,7 +147,7 @@ def _now_s(ping: _Ping, ours_s: float) -> float:
     return ping.offset_s - by_s if abs(by_s) > _SET_S else ping.offset_s
 
 
-# --- link -------------------------------------------------------------------------------------------------------------
+# --- the link ---------------------------------------------------------------------------------------------------------
 
 
 # A node program that hears nothing for so long ends itself and its commands: the agent is gone.
@@ -158,9 +158,6 @@ _MOUTH_S = 1.0
 _UNHEARD = 0xFFFFFFFF  # the number of calls whose answers nobody waits for
 _MAX_MESSAGE = 2000
 _MAX_CAUSE = 40
-# Calls that the agent makes by itself, again and again; nobody would miss them.
-_STANDING = frozenset({"probe", "presence.watch", "runs.watch", "runs.renew", "runs.mark"})
-_ROUTINE = _STANDING | {"check", "runs.tickets", "contents.tidy", "env.gc"}
 
 
 class Link(asyncio.Protocol):
@@ -244,7 +241,7 @@ class Link(asyncio.Protocol):
         except wire.ProtocolError as error:
             raise UsageError(f"{method} cannot be called: {error}", subject=self.spec.name) from error
         call.method = method
-        self.uses += method not in _ROUTINE
+        self.uses += method not in program.ROUTINE
         self._calls[call.number] = call
         self._write(message)
 
@@ -254,7 +251,7 @@ class Link(asyncio.Protocol):
     @property
     def work(self) -> tuple[str, ...]:
         """The methods of the calls under way that somebody would miss."""
-        return tuple(call.method for call in self._calls.values() if call.method not in _STANDING)
+        return tuple(call.method for call in self._calls.values() if call.method not in program.STANDING)
 
     @property
     def quality(self) -> LinkQuality:

@@ -13,7 +13,7 @@ from enum import StrEnum
 from ugro.features.power.model import OwnerReport, OwnerRule, PowerReport, PowerRule, PowerState
 from ugro.kernel.access.model import login_name, node_of
 
-# --- hostkey ----------------------------------------------------------------------------------------------------------
+# --- host keys --------------------------------------------------------------------------------------------------------
 # A node's SSH host key, as shown to the person who has to accept it.
 
 
@@ -31,7 +31,7 @@ class HostKey:
         return bool(self.known_fingerprints) and not self.is_trusted
 
 
-# --- node -------------------------------------------------------------------------------------------------------------
+# --- nodes ------------------------------------------------------------------------------------------------------------
 
 
 _LAST_S = 2**37  # in the year 6325
@@ -329,3 +329,20 @@ def not_used(first_name: str) -> str:
 def by_name(name: str) -> list[tuple[int, int, str]]:
     """A sort key: gpu2 comes before gpu10."""
     return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in re.split(r"(\d+)", name) if part]
+
+
+# --- best node --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Exclusion:
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    name: str
+    cost: float
+    reason: str
+    excluded: tuple[Exclusion, ...] = ()

@@ -11,17 +11,20 @@ import contextlib
 import logging
 import os
 import random
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from typing import Any, Concatenate
 
 from ugro.kernel.access.model import account_of
 from ugro.kernel.links import diagnosis
+from ugro.kernel.links.calls import P, Stream, asked
 from ugro.kernel.links.link import Link
 from ugro.kernel.links.model import LinkQuality, Machine, NodeSpec
 from ugro.kernel.links.transport import LINK_ENVIRONMENT, SshOptions
 from ugro.kernel.support.errors import Unreachable
 from ugro.kernel.support.moments import boot_clock_s, delay_s, denied_pause_s
+from ugro.node.program import Call
 
 log = logging.getLogger(__name__)
 
@@ -243,3 +246,58 @@ class Node:
         if self._attempts <= self.dialling.quick_retries:
             return delay_s(self._attempts, random.random(), cap_s=2.0)
         return delay_s(self._attempts, random.random())
+
+
+# --- calls ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Identity:
+    """Who asks: nodes keep the runs of different agents apart, and refuse an agent that was replaced.
+
+    ``generation`` is raised when the user has decided that this agent goes on after an older state was put back.
+    """
+
+    agent: str
+    generation: int
+    key: bytes = field(default=b"", repr=False)  # for what we leave on nodes; empty: nothing is left there
+
+    def params(self, **more: Any) -> dict[str, Any]:
+        return {"agent": self.agent, "generation": self.generation, **more}
+
+    def asks(
+        self, serve: Callable[Concatenate[Call, P], None], *_: P.args, **params: P.kwargs
+    ) -> tuple[str, dict[str, Any]]:
+        """As ``asked``, and says who asks."""
+        method, more = asked(serve, *_, **params)
+        return method, self.params(**more)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeCalls:
+    """The base of what an agent asks of one part of a node program."""
+
+    node: Node
+    identity: Identity
+    connect_s: float
+
+    @property
+    def name(self) -> str:
+        return self.node.spec.name
+
+    async def _call(
+        self, serve: Callable[Concatenate[Call, P], None], timeout_s: float, *_: P.args, **params: P.kwargs
+    ) -> dict[str, Any]:
+        link = await self.node.ready(self.connect_s, patiently=True)
+        return await link.call(*self.identity.asks(serve, *_, **params), timeout_s=timeout_s)
+
+    @contextlib.asynccontextmanager
+    async def _stream(
+        self, serve: Callable[Concatenate[Call, P], None], *_: P.args, **params: P.kwargs
+    ) -> AsyncIterator[tuple[Link, Stream]]:
+        link = await self.node.ready(self.connect_s, patiently=True)
+        stream = link.stream(*self.identity.asks(serve, *_, **params))
+        try:
+            yield link, stream
+        finally:
+            stream.cancel()

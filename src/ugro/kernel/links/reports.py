@@ -1,4 +1,4 @@
-"""Health checks: probes over the open links, assessed by policy."""
+"""Health checks: probes over the open links, with the verdict of the health rules."""
 
 from __future__ import annotations
 
@@ -16,25 +16,29 @@ from weakref import WeakKeyDictionary
 from ugro.features.environments.service.installed import NodeModules
 from ugro.features.health.rules_score import assess
 from ugro.features.power.model import OwnerReport, PowerReport
+from ugro.kernel.access.model import Caller
 from ugro.kernel.jobs.engine.rules.reported_run import StrangeRuns
 from ugro.kernel.jobs.model import HOLDING_STATES
 from ugro.kernel.jobs.store import JobStore
+from ugro.kernel.links.calls import asked
 from ugro.kernel.links.cluster import Cluster
-from ugro.kernel.links.model import Facts, NodeReport, Status
+from ugro.kernel.links.model import Choice, Facts, NodeReport, Status
 from ugro.kernel.links.node import Node
+from ugro.kernel.links.operations import CheckHealth, ChooseBestNode
 from ugro.kernel.links.rules import (
     Candidate,
-    Choice,
     Sighting,
     best_node,
     gpu_changes,
     second_names,
     with_other_holders,
 )
+from ugro.kernel.operations.request import answers
 from ugro.kernel.store.database import Store
 from ugro.kernel.support.aio import ChangeSignal
 from ugro.kernel.support.codec import DecodeError, decode
-from ugro.kernel.support.errors import RemoteFailure, TimedOut, UgroError, Unreachable
+from ugro.kernel.support.errors import RemoteFailure, TimedOut, UgroError, Unreachable, Unsatisfiable
+from ugro.node.main import probe
 
 GpusOfNodes = Mapping[str, tuple[str, ...]]
 
@@ -106,16 +110,24 @@ class HealthCheck:
             for check in checks:
                 check.cancel()
 
-    async def best(self, *, max_age_s: float) -> Choice | None:
-        """The node with the lowest cost, from reports no older than ``max_age_s``."""
-        reports = await self.recent(max_age_s=max_age_s)
+    @answers(CheckHealth)
+    async def check(self, asked: CheckHealth, caller: Caller) -> AsyncGenerator[list[NodeReport]]:
+        return self.reports(self._cluster.inventory.select(asked.node))
+
+    @answers(ChooseBestNode)
+    async def choose(self, asked: ChooseBestNode, caller: Caller) -> Choice:
+        """The node with the lowest cost, from reports that are fresh enough."""
+        settings = self._cluster.config.health_check
+        reports = await self.recent(max_age_s=settings.refresh_interval)
         own = [report for report in reports if report.same_as is None]
         known = ((one.name, one.facts) for one in own)
         gpus = {name: tuple(gpu.uuid for gpu in facts.gpus) for name, facts in known if facts is not None}
         speeds = self.notes.speeds(lambda: gpus)
         candidates = [replace(Candidate.of(report), speed=speeds.get(report.name, 1.0)) for report in own]
-        settings = self._cluster.config.health_check
-        return best_node(candidates, cpu_weight=settings.cpu_weight, gpu_weight=settings.gpu_weight)
+        choice = best_node(candidates, cpu_weight=settings.cpu_weight, gpu_weight=settings.gpu_weight)
+        if choice is None:
+            raise Unsatisfiable("no node can take work", hint="see: ugro health")
+        return choice
 
     async def recent(self, *, max_age_s: float) -> list[NodeReport]:
         """A report of every node; nodes whose last one is older are asked again."""
@@ -216,12 +228,10 @@ class HealthCheck:
 async def _probe(node: Node, how: _Probing) -> Facts:
     timeout_s = how.timeout_s
     # A node that is connecting gets the time that a connection may take: only then is the cause of a failure known.
-    link = await node.ready(
-        max(timeout_s, node.dialling.options.connect_timeout_s + 1), patiently=how.patiently
-    )
+    link = await node.ready(max(timeout_s, node.dialling.options.connect_timeout_s + 1), patiently=how.patiently)
     # The GPU reader times out first, so that a hung driver does not cost the other facts.
     try:
-        answer = await link.call("probe", {"gpu_timeout_s": timeout_s * 0.8}, timeout_s=timeout_s)
+        answer = await link.call(*asked(probe, gpu_timeout_s=timeout_s * 0.8), timeout_s=timeout_s)
     except TimedOut as error:
         hint = f"it hangs or is very busy (health_check.timeout sets the limit); look: ugro doctor {node.spec.name}"
         raise Unreachable(error.message, subject=node.spec.name, cause="timed-out", hint=hint) from error
@@ -267,8 +277,8 @@ def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
-# --- node reports -----------------------------------------------------------------------------------------------------
-# The latest report of every node, refreshed in the background. Reading them never waits for a node.
+# --- the latest report of every node ----------------------------------------------------------------------------------
+# Reports are refreshed in the background. Reading them never waits for a node.
 
 
 log = logging.getLogger(__name__)

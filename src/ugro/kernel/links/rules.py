@@ -1,4 +1,4 @@
-"""The best node for the next command: the one with the lowest cost, and why. It reserves nothing."""
+"""Decisions about nodes: whether one is asked and how soon again, which names are one machine, which node is best."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from ugro.features.power.model import OwnerReport
 from ugro.kernel.access.model import node_of
 from ugro.kernel.agent.model import Finding, Grade
 from ugro.kernel.links.model import (
+    Choice,
     Disk,
+    Exclusion,
     Facts,
     Gpu,
     GpuHolder,
@@ -25,10 +27,9 @@ from ugro.kernel.links.model import (
 from ugro.kernel.support.quantities import count_of, format_size, names
 from ugro.node.messages import Packages, Ports, Root, Survival
 
-# --- breaker ----------------------------------------------------------------------------------------------------------
-# The circuit breaker of a node: the agent stops asking a node that keeps failing, for a while.
-#
-# A link that opens or is heard again meanwhile is a sign of life, and the node is asked at once.
+# --- the circuit breaker of a node ------------------------------------------------------------------------------------
+# The agent stops asking a node that keeps failing, for a while. A link that opens or is heard again meanwhile is a sign
+# of life, and the node is asked at once.
 
 
 class BreakerState(StrEnum):
@@ -72,8 +73,8 @@ class Breaker:
         return f"{self.failures} failures in a row; asked again in {left_s:.0f} s, or when its link is back"
 
 
-# --- polling ----------------------------------------------------------------------------------------------------------
-# How soon a node is probed again: often while there are jobs, rarely when the cluster has been idle for long.
+# --- how soon a node is probed again ----------------------------------------------------------------------------------
+# It is probed often while there are jobs, and rarely when the cluster has been idle for long.
 
 
 RECENT_S = 30 * 60.0
@@ -114,8 +115,8 @@ def _poll(interval_s: float, reason: str) -> Poll:
     return Poll(min(interval_s, LONGEST_S), reason)
 
 
-# --- disk room --------------------------------------------------------------------------------------------------------
-# How much room a node's disk must have for jobs: their code, logs and checkpoints are in ``remote_root``.
+# --- room on a node's disk --------------------------------------------------------------------------------------------
+# Jobs need room for their code, logs and checkpoints, which are in ``remote_root``.
 
 
 LITTLE_SPACE_BYTES = 2**30
@@ -130,8 +131,8 @@ def lack_of_room(disk: Disk | None) -> str | None:
     return f"has no room: {format_size(disk.free_bytes)} left on the disk of {disk.mount}"
 
 
-# --- examination ------------------------------------------------------------------------------------------------------
-# What ``ugro doctor`` finds out about one node, before it is judged.
+# --- what the doctor finds out about a node ---------------------------------------------------------------------------
+# It is judged elsewhere.
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,8 +173,8 @@ class Examination:
         return self.spec.name
 
 
-# --- gpu changes ------------------------------------------------------------------------------------------------------
-# Which GPUs of a node vanished or appeared between two probes, in words.
+# --- GPUs that vanished or appeared -----------------------------------------------------------------------------------
+# Two probes of a node are compared.
 
 
 def gpu_changes(before: Facts, now: Facts) -> list[str]:
@@ -197,15 +198,13 @@ def _label(gpu: Gpu) -> str:
     return f"GPU {gpu.index} {gpu.model}"
 
 
-# --- machines ---------------------------------------------------------------------------------------------------------
-# Which node names lead to one machine, and who has its GPUs. A machine gets work under one name only.
-#
-# Simulated nodes and containers share a machine's boot, but neither its GPUs nor its home folder: they are nodes of
-# their
-# own. Copies of a virtual machine may share its machine id, but never its boot.
+# --- names that lead to one machine -----------------------------------------------------------------------------------
+# A machine gets work under one name only. Simulated nodes and containers share a machine's boot, but neither its GPUs
+# nor its home folder: they are nodes of their own. Copies of a virtual machine may share its machine id, but never its
+# boot.
 
 
-_SHORTEST_CUT = 16  # characters of a node's name that always have room in a claim (``remote.hardware.gpu_claims``)
+_SHORTEST_CUT = 16  # characters of a node's name that always have room in a claim (``node.hardware.gpu_claims``)
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,7 +278,8 @@ def _is_called(node: str, said: str) -> bool:
     return name == node or (len(name) >= _SHORTEST_CUT and node.startswith(name))
 
 
-# --- selection --------------------------------------------------------------------------------------------------------
+# --- the best node for a command --------------------------------------------------------------------------------------
+# It has the lowest cost. Nothing is reserved.
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,20 +297,6 @@ class Candidate:
         cores = report.machine.cores if report.machine else None
         owner = report.owner.words if report.owner else None
         return cls(report.name, report.status, cores, report.facts, report.drained, owner=owner)
-
-
-@dataclass(frozen=True, slots=True)
-class Exclusion:
-    name: str
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    name: str
-    cost: float
-    reason: str
-    excluded: tuple[Exclusion, ...] = ()
 
 
 def best_node(candidates: Sequence[Candidate], *, cpu_weight: float, gpu_weight: float) -> Choice | None:

@@ -1,4 +1,4 @@
-"""A transport is a command that gives stdin and stdout on a node: ssh, none (this machine), or the user's own."""
+"""Reaches a node: the command that gives stdin and stdout there, its process, and the start of the node program."""
 
 from __future__ import annotations
 
@@ -8,27 +8,28 @@ import functools
 import hashlib
 import inspect
 import os
+import re
 import signal
 import socket
 import subprocess
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 
-import ugro
+from ugro.kernel.feature import installed
 from ugro.kernel.links.model import NodeSpec
 from ugro.kernel.support.process import restore_limit
 from ugro.node import loader, wire
 
-# --- bootstrap --------------------------------------------------------------------------------------------------------
-# Installs and starts the node program: one connection, one fixed shell command, everything else on stdin.
+# --- installing and starting the node program -------------------------------------------------------------------------
+# One connection and one fixed shell command do it; everything else comes on stdin.
 #
 # The command works in bash, dash, fish and csh alike because it contains no user data and nothing that any of them
 # treats specially inside single quotes. Whatever rc files print before our marker is skipped.
 #
 # The node program is one file on the node. What runs are the bytes whose hash was compared, imported from memory:
-# nothing
-# that others could put beside it, or change afterwards, is ever executed.
+# nothing that others could put beside it, or change afterwards, is ever executed.
 
 
 MARKER = b"UGRO1 "
@@ -171,25 +172,33 @@ class Archive:
         return f"{self.digest[:16]}.program"
 
 
-# What a node runs: the kernel's part of it, and what features add.
-_PARTS = (
-    "node",
-    "features/environments/node",
-    "features/hardware/node",
-    "features/power/node",
-    "features/recipes/on_node.py",
-    "features/training/on_node.py",
-)
+_METHOD = re.compile(rb'^@method\("([a-z_.]+)"', re.MULTILINE)
+SERVED = "ugro/node/served.py"  # is only in the archive: it says which module has which method
 
 
 def program_files() -> dict[str, bytes]:
     """Returns the modules that a node runs, by their paths, such as ugro/node/main.py."""
-    root = Path(ugro.__file__).parent
-    found = [path for part in _PARTS for path in (root / part, *sorted((root / part).rglob("*.py"))) if path.is_file()]
-    files = {f"ugro/{path.relative_to(root).as_posix()}": path.read_bytes() for path in found}
+    files = _texts("ugro.node", "")
+    for feature in installed():
+        for part in feature.on_nodes:
+            files |= _texts(feature.package, part)
+    served = {
+        method.decode(): name.removesuffix(".py").replace("/", ".")
+        for name, content in files.items()
+        for method in _METHOD.findall(content)
+    }
+    files[SERVED] = f"MODULES = {served!r}\n".encode()
     # Packages above them are for the agent: on a node they are empty.
     above = {f"{parent.as_posix()}/__init__.py" for name in files for parent in Path(name).parents if parent.name}
     return {**dict.fromkeys(sorted(above - files.keys()), b""), **files}
+
+
+def _texts(package: str, part: str) -> dict[str, bytes]:
+    """Returns the Python files of a package's folder or file."""
+    above = Path(str(import_module(package).__file__)).parent
+    place, root = above / part, above.parents[package.count(".") - 1].parent
+    found = sorted(place.rglob("*.py")) if place.is_dir() else [place]
+    return {path.relative_to(root).as_posix(): path.read_bytes() for path in found}
 
 
 @functools.cache
@@ -216,10 +225,9 @@ def first_lines(spec: NodeSpec, nonce: str, silence_s: float) -> bytes:
     return f"{':'.join(candidates)}\n".encode() + f"S={_STAGE!a};A={arguments!a};exec(S)\n".encode("ascii")
 
 
-# --- process ----------------------------------------------------------------------------------------------------------
-# The process behind a link: ssh, a shell on this machine, or the node's transport command.
-#
-# Its stdin and stdout are one socket of ours. The end of its stderr is kept for error messages.
+# --- the process behind a link ----------------------------------------------------------------------------------------
+# It is ssh, a shell on this machine, or the node's transport command. Its stdin and stdout are one socket of ours. The
+# end of its stderr is kept for error messages.
 
 
 # ssh prints a line or two, rc files perhaps a page; a process that prints more never stops.
@@ -317,7 +325,7 @@ def _start(argv: Sequence[str], env: Mapping[str, str]) -> tuple[subprocess.Pope
     return process, talk, heard
 
 
-# --- transport --------------------------------------------------------------------------------------------------------
+# --- the command that reaches a node ----------------------------------------------------------------------------------
 
 
 # Keys, names, jumps and ports come from the user's own ssh configuration. These options make the link one connection

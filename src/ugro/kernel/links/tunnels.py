@@ -11,12 +11,12 @@ from typing import Any
 
 from ugro.kernel.access.caller import caller
 from ugro.kernel.access.model import Role, node_of
-from ugro.kernel.jobs.engine.runs import Identity
 from ugro.kernel.jobs.model import Job
 from ugro.kernel.links.calls import Duplex
 from ugro.kernel.links.cluster import Cluster
-from ugro.kernel.links.node import Node
+from ugro.kernel.links.node import Identity, Node
 from ugro.kernel.support.errors import NotAllowed, NotFound, RemoteFailure, TimedOut, Unreachable
+from ugro.node import net
 
 _CONNECT_S = 20.0  # the node program gives up sooner, and says why
 
@@ -52,7 +52,7 @@ class SocketTarget:
 async def connect(node: Node, identity: Identity, target: PortTarget | SocketTarget, *, ready_s: float) -> Duplex:
     """Open: what listens there has accepted. The caller ends or cancels it."""
     link = await node.ready(ready_s, patiently=True)
-    duplex = link.duplex("net.connect", identity.params(**target.params()))
+    duplex = link.duplex(*identity.asks(net.connect, **target.params()))
     name = node_of(node.spec.name)
     try:
         async with asyncio.timeout(_CONNECT_S):
@@ -71,8 +71,8 @@ async def connect(node: Node, identity: Identity, target: PortTarget | SocketTar
     return duplex
 
 
-# --- tunnels ----------------------------------------------------------------------------------------------------------
-# Connections that clients have to what listens on nodes: a bounded number, each until one of its ends is gone.
+# --- connections of clients -------------------------------------------------------------------------------------------
+# There is a bounded number of them. Each lasts until one of its ends is gone.
 
 
 MOST = 256

@@ -1,1 +1,4 @@
-"""Operations: one typed request for each, and what follows from it. Does not know what any of them does."""
+"""One typed request for each operation; its route, role, audit line and OpenAPI shape follow.
+
+Does not do what is asked.
+"""

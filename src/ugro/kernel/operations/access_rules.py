@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ugro.kernel.access.model import Caller, Role
+from ugro.kernel.feature import installed
 from ugro.kernel.operations.registry import requests
 from ugro.kernel.operations.request import Kind, Operation
 from ugro.kernel.support.errors import NotAllowed
@@ -46,146 +47,38 @@ def _changes(kind: Kind) -> Access:
 
 RULES: Mapping[str, Access] = {
     **{kind.operation.route: Access.to(kind.operation) for kind in requests()},
-    "GET /v1/agent": _SEES,
-    "GET /v1/openapi.json": _SEES,
-    "POST /v1/agent/stop": _ADMINISTERS,
-    "GET /v1/agent/reconcile": _OPERATES,
-    "POST /v1/agent/reconcile": _ADMINISTERS,
-    "POST /v1/dashboard": Access(Role.VIEWER, is_for_people=True),
-    "GET /v1/audit": _OPERATES,
-    # Configuration.
-    "PUT /v1/cluster": Access(Role.ADMIN, needs_files=True),
-    "GET /v1/cluster/file": Access(Role.ADMIN, needs_files=True),
-    "PUT /v1/cluster/file": Access(Role.ADMIN, needs_files=True),
-    "POST /v1/cluster/reload": _USES,
     # Nodes.
-    "GET /v1/health": _SEES,
-    "GET /v1/best": _SEES,
     "GET /v1/nodes": _SEES,
-    "POST /v1/nodes": _ADMINISTERS,
-    "DELETE /v1/nodes/{name:path}": _ADMINISTERS,
-    "POST /v1/nodes/{name:path}/drain": _OPERATES,
-    "POST /v1/nodes/{name:path}/resume": _OPERATES,
-    "POST /v1/nodes/{name:path}/sleep": _OPERATES,
-    "POST /v1/nodes/{name:path}/wake": _OPERATES,
-    "GET /v1/nodes/{name:path}/history": _SEES,
-    "GET /v1/nodes/{name:path}/hardware": _SEES,
-    "GET /v1/nodes/{name:path}/hostkey": Access(Role.ADMIN, needs_files=True),
-    "POST /v1/nodes/{name:path}/hostkey": Access(Role.ADMIN, needs_files=True),
-    "GET /v1/hardware": _SEES,
-    "POST /v1/bench": _OPERATES,
-    "GET /v1/doctor": _USES,
-    "POST /v1/examine": Access(Role.ADMIN, needs_files=True),
-    "GET /v1/ssh-hosts": Access(Role.ADMIN, needs_files=True),
-    "GET /v1/discovery": _OPERATES,
-    "GET /v1/discovery/reports": _OPERATES,
-    # A command runs on nodes as their account, without a job that others see.
-    "POST /v1/exec": _OPERATES,
-    "DELETE /v1/exec/{key}": _OPERATES,
-    # To a socket of their own jobs; or to a port of a node, which a job of theirs there could reach too (ops/tunnels).
-    "POST /v1/tunnel": _USES,
-    # Code and environments on nodes.
-    "GET /v1/sync": _SEES,
-    "POST /v1/sync": _USES,  # of other accounts, their own client reads and sends the folder
-    "POST /v1/tidy": _OPERATES,
-    "POST /v1/setup": _OPERATES,
-    "GET /v1/environments": _SEES,
-    "POST /v1/environments/gc": _OPERATES,
-    "GET /v1/environments/{word}": _SEES,
-    "DELETE /v1/environments/{word}": _OPERATES,
     # Files of clients on other machines.
     "POST /v1/remote/items": _USES,
     "POST /v1/remote/known": _USES,
     "POST /v1/remote/missing": _USES,
     "POST /v1/remote/trees": _USES,
     # Jobs.
-    "GET /v1/usage": _SEES,
-    "GET /v1/jobs": _SEES,
-    "POST /v1/jobs": _USES,
-    "POST /v1/jobs/batch": _USES,
-    "POST /v1/jobs/plan": _USES,
     "POST /v1/plans": _USES,
-    "POST /v1/folders": _USES,
     "POST /v1/recipes/launch": _USES,
-    "DELETE /v1/submissions/{key}": _USES,
-    "GET /v1/jobs/{word}": _sees(Kind.JOB),
-    "GET /v1/jobs/{word}/file": _sees(Kind.JOB),
-    "GET /v1/jobs/{word}/why": _sees(Kind.JOB),
-    "GET /v1/jobs/{word}/wait": _sees(Kind.JOB),
-    "GET /v1/jobs/{word}/log": _sees(Kind.JOB),
-    "GET /v1/jobs/{word}/logs": _sees(Kind.JOB),
-    "GET /v1/jobs/{word}/results": _sees(Kind.JOB),
-    "GET /v1/jobs/{word}/results/brief": _sees(Kind.JOB),
-    "GET /v1/jobs/{word}/results/files": _sees(Kind.JOB),
-    "POST /v1/jobs/{word}/results/content": _sees(Kind.JOB),
-    "GET /v1/jobs/{word}/notes": _sees(Kind.JOB),
-    "GET /v1/jobs/{word}/profile": _sees(Kind.JOB),
-    "GET /v1/jobs/{word}/steps": _sees(Kind.JOB),
-    "GET /v1/jobs/{word}/traces": _sees(Kind.JOB),
-    "GET /v1/jobs/{word}/headline": _sees(Kind.JOB),
-    "GET /v1/jobs/{word}/energy": _sees(Kind.JOB),
-    "POST /v1/jobs/{word}/cancel": _changes(Kind.JOB),
-    "POST /v1/jobs/{word}/retry": _changes(Kind.JOB),
-    "PUT /v1/jobs/{word}/notes": _changes(Kind.JOB),
-    "DELETE /v1/jobs/{word}/results": _changes(Kind.JOB),
-    "POST /v1/jobs/{word}/results/fetch": _changes(Kind.JOB),
-    "POST /v1/jobs/{word}/trace": _changes(Kind.JOB),
-    "GET /v1/headlines": _SEES,
-    "GET /v1/advice": _SEES,
-    "GET /v1/compare": _SEES,
-    "GET /v1/events": _SEES,
-    "GET /v1/changes": _SEES,
-    "GET /v1/metrics": _SEES,
-    "GET /v1/metrics/keys": _SEES,
     "GET /metrics": _SEES,
     # Sweeps.
-    "GET /v1/sweeps": _SEES,
     "POST /v1/sweeps": _USES,
     "POST /v1/sweeps/plan": _USES,
-    "GET /v1/sweeps/{word}": _sees(Kind.SWEEP),
-    "GET /v1/sweeps/{word}/document": _sees(Kind.SWEEP),
-    "GET /v1/sweeps/{word}/watch": _sees(Kind.SWEEP),
-    "GET /v1/sweeps/{word}/importance": _sees(Kind.SWEEP),
-    "POST /v1/sweeps/{word}/stop": _changes(Kind.SWEEP),
-    "POST /v1/sweeps/{word}/resume": _changes(Kind.SWEEP),
-    "POST /v1/sweeps/{word}/launch": _changes(Kind.SWEEP),
     # Services.
-    "GET /v1/services": _SEES,
     "POST /v1/services": _USES,
-    "GET /v1/services/{name}": _sees(Kind.SERVICE),
-    "GET /v1/services/{name}/watch": _sees(Kind.SERVICE),
     "POST /v1/services/{name}/update": _changes(Kind.SERVICE),
-    "POST /v1/services/{name}/scale": _changes(Kind.SERVICE),
-    "POST /v1/services/{name}/decide": _changes(Kind.SERVICE),
-    "DELETE /v1/services/{name}": _changes(Kind.SERVICE),
-    "GET /v1/services/{name}/keys": _changes(Kind.SERVICE),
-    "POST /v1/services/{name}/keys": _changes(Kind.SERVICE),
-    "DELETE /v1/services/{name}/keys/{key}": _changes(Kind.SERVICE),
     # Ray clusters.
-    "GET /v1/ray-clusters": _SEES,
-    "POST /v1/ray-clusters": _USES,
-    "GET /v1/ray-clusters/{name}": _sees(Kind.RAY_CLUSTER),
-    "GET /v1/ray-clusters/{name}/access": _changes(Kind.RAY_CLUSTER),  # its token runs anything there
-    "POST /v1/ray-clusters/{name}/scale": _changes(Kind.RAY_CLUSTER),
-    "DELETE /v1/ray-clusters/{name}": _changes(Kind.RAY_CLUSTER),
     # Notifications.
-    "GET /v1/alerts": _SEES,
-    "POST /v1/alerts/test": _OPERATES,
-    "GET /v1/hooks": _OPERATES,
-    "GET /v1/hooks/deliveries": _OPERATES,
-    "POST /v1/hooks/{name}/test": _ADMINISTERS,
 }
 # The dashboard's own pages. What a browser asks of the API is in the table above, too.
 PAGES: Mapping[str, Access] = {
+    **{
+        route: Access(Role(page.role), Kind(page.of) if page.of else None)
+        for feature in installed()
+        for route, page in feature.pages.items()
+    },
     "GET /login": Access(None),
     "POST /login": Access(None),
     "POST /logout": Access(None),
     "GET /": _SEES,
     "GET /nodes/{name}": _SEES,
-    "GET /hardware": _SEES,
-    "GET /experiments": _SEES,
-    "GET /compare": _SEES,
-    "GET /compare/code": _SEES,
     "GET /live": _SEES,
     "GET /settings": _SEES,
     "GET /about": _SEES,
@@ -203,14 +96,6 @@ PAGES: Mapping[str, Access] = {
     "GET /jobs/{number}/file/image": _sees(Kind.JOB),
     "GET /jobs/{number}/again": _changes(Kind.JOB),
     "POST /jobs/{number}/again": _changes(Kind.JOB),
-    "GET /sweeps": _SEES,
-    "GET /sweeps/{word}": _sees(Kind.SWEEP),
-    "GET /sweeps/{word}/importance": _sees(Kind.SWEEP),
-    "GET /sweeps/{word}/trials.csv": _sees(Kind.SWEEP),
-    "GET /usage": _SEES,
-    "GET /usage.csv": _SEES,
-    "GET /services": _SEES,
-    "GET /services/{word}": _sees(Kind.SERVICE),
 }
 
 

@@ -24,13 +24,10 @@ READ = "read"
 READ_TOKEN = "read token of Ray cluster"
 LONGEST = 300  # of a subject, and of an outcome
 _READING = frozenset({"GET", "HEAD", "OPTIONS"})
-# They change nothing: a plan, a look at a file, a probe of hosts.
-_QUIET = re.compile(
-    r"/v1/(jobs/plan|sweeps/plan|cluster/reload|examine|folders|recipes/launch|remote/.+|jobs/[^/]+/results/content)"
-)
+# They change nothing: a plan, a look at a file.
+_QUIET = re.compile(r"/v1/(sweeps/plan|recipes/launch|remote/.+)")
 TUNNEL_PATH = "/v1/tunnel"  # open ones record themselves: one entry for all of a process to the same end
 _JOB = r"/v1/jobs/([^/]+)"
-_NODE = r"/v1/nodes/(.+)"
 _NUMBER = re.compile(rb'"id":([0-9]+),"spec"')
 _ID = re.compile(rb'\{"id":([0-9]+)\}')
 
@@ -42,56 +39,14 @@ class Rule:
     action: str
     fields: tuple[str, ...] = ()  # of the request's body that say what it is about
     makes_jobs: bool = False  # their numbers are in the answer
-    answers_job: bool = False  # so is the number of the job that the path names by any word
 
 
 RULES = (
-    Rule("POST", r"/v1/jobs(?:/batch)?", "submit", makes_jobs=True),
-    Rule("POST", rf"{_JOB}/retry", "retry", makes_jobs=True),
     Rule("POST", r"/jobs/([0-9]+)/again", "launch again", makes_jobs=True),
-    Rule("POST", rf"{_JOB}/cancel", "cancel", answers_job=True),
-    Rule("DELETE", r"/v1/submissions/[^/]+", "withdraw"),
-    Rule("PUT", rf"{_JOB}/notes", "note"),
-    Rule("DELETE", rf"{_JOB}/results", "delete results"),
-    Rule("POST", rf"{_JOB}/results/fetch", "fetch results"),
-    Rule("POST", rf"{_JOB}/trace", "trace"),
     Rule("POST", r"/v1/plans", "plan"),
     Rule("POST", r"/v1/sweeps", "sweep"),
-    Rule("POST", r"/v1/sweeps/([^/]+)/stop", "stop sweep"),
-    Rule("POST", r"/v1/sweeps/([^/]+)/resume", "resume sweep"),
-    Rule("POST", r"/v1/sweeps/([^/]+)/launch", "launch best of sweep", makes_jobs=True),
     Rule("POST", r"/v1/services", "serve", ("model",)),
     Rule("POST", r"/v1/services/([^/]+)/update", "update service"),
-    Rule("POST", r"/v1/services/([^/]+)/decide", "decide about update of service", ("promotes",)),
-    Rule("POST", r"/v1/services/([^/]+)/scale", "scale service", ("replicas",)),
-    Rule("DELETE", r"/v1/services/([^/]+)", "stop service"),
-    Rule("POST", r"/v1/services/([^/]+)/keys", "create key of service"),
-    Rule("DELETE", r"/v1/services/([^/]+)/keys/[^/]+", "revoke key of service"),
-    Rule("POST", rf"{_NODE}/drain", "drain", ("reason",)),
-    Rule("POST", rf"{_NODE}/resume", "resume"),
-    Rule("POST", rf"{_NODE}/hostkey", "trust", ("fingerprints",)),
-    Rule("POST", rf"{_NODE}/sleep", "suspend node"),
-    Rule("POST", rf"{_NODE}/wake", "wake node"),
-    Rule("POST", r"/v1/nodes", "add node", ("name", "fields")),
-    Rule("DELETE", _NODE, "remove node"),
-    Rule("POST", r"/v1/exec", "exec", ("nodes", "argv")),
-    Rule("DELETE", r"/v1/exec/[^/]+", "cancel exec"),
-    Rule("POST", r"/v1/bench", "bench", ("nodes",)),
-    Rule("POST", r"/v1/sync", "sync", ("folder", "nodes")),
-    Rule("POST", r"/v1/tidy", "remove unused code", ("nodes",)),
-    Rule("POST", r"/v1/setup", "set up nodes", ("nodes", "file")),
-    Rule("POST", r"/v1/environments/gc", "remove unused environments", ("nodes",)),
-    Rule("DELETE", r"/v1/environments/(.+)", "remove environment"),
-    Rule("POST", r"/v1/ray-clusters", "start Ray cluster", ("wish",)),
-    Rule("POST", r"/v1/ray-clusters/([^/]+)/scale", "scale Ray cluster", ("workers",)),
-    Rule("DELETE", r"/v1/ray-clusters/([^/]+)", "stop Ray cluster"),
-    Rule("PUT", r"/v1/cluster", "use cluster file", ("path",)),
-    Rule("PUT", r"/v1/cluster/file", "write cluster file", ("path",)),
-    Rule("POST", r"/v1/agent/stop", "stop agent"),
-    Rule("POST", r"/v1/agent/reconcile", "reconcile", ("how",)),
-    Rule("POST", r"/v1/dashboard", "create sign-in link"),
-    Rule("POST", r"/v1/alerts/test", "test channels", ("channels",)),
-    Rule("POST", r"/v1/hooks/([^/]+)/test", "test hook"),
     Rule("POST", r"/login", SIGN_IN),
     Rule("POST", r"/logout", "sign out"),
 )
@@ -105,7 +60,7 @@ def rule_for(method: str, path: str) -> tuple[Rule, str] | None:
     """The rule, and what the path is about; None if the request changes nothing."""
     if (declared := request_for(method, path)) is not None:
         return _declared(declared.operation, path)
-    if method in _READING or path == TUNNEL_PATH or _QUIET.fullmatch(path):
+    if method in _READING or _QUIET.fullmatch(path):
         return None
     for rule, pattern in _PATTERNS.get(method, ()):
         if found := pattern.fullmatch(path):
@@ -116,7 +71,7 @@ def rule_for(method: str, path: str) -> tuple[Rule, str] | None:
 def _declared(operation: Operation, path: str) -> tuple[Rule, str] | None:
     if operation.audit is None:
         return None
-    action, *names = re.split(r" ?\{(\w+)\}", operation.audit)[:-1]
+    action, *names = re.split(r" ?\{(\w+)\}", operation.audit)
     named = operation.values_in(path) or {}
     of_body = tuple(name for name in names[::2] if name not in named)
     about = " ".join(named[name] for name in names[::2] if name in named)
@@ -142,8 +97,6 @@ def tunnel_end(query: bytes) -> str:
 def subject(rule: Rule, named: str, request: bytes, answer: bytes) -> str | None:
     """None: it turned out that nothing was done."""
     numbers = _numbers(answer)
-    if rule.answers_job and numbers:
-        named = numbers[0].decode()
     words = [named, *_fields(rule, request)]
     if rule.makes_jobs:
         if not numbers:

@@ -14,7 +14,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ugro.kernel.access.model import AuditEntry
 from ugro.kernel.access.service import AuditLog
-from ugro.kernel.operations.audit_rules import SIGN_IN, Rule, refusal, refused_look, rule_for, subject
+from ugro.kernel.operations.audit_rules import SIGN_IN, Rule, bounded, refusal, refused_look, rule_for, subject
 from ugro.kernel.operations.request import ABOUT
 from ugro.kernel.support.moments import boot_clock_s
 
@@ -47,11 +47,14 @@ class AuditTrail:
             await self._look(scope, receive, send)
             return
         exchange = _Exchange(*found, receive, send)
+        said: list[str] = []
+        scope[ABOUT] = said  # as one object: what is between copies the scope
         try:
             await self._app(scope, exchange.receive, exchange.send)
         finally:
-            if not exchange.is_unfinished and (about := exchange.subject) is not None:
-                self._note(scope, exchange.rule.action, scope.get(ABOUT) or about, exchange.outcome)
+            about = (bounded(said[0]) or None) if said else exchange.subject
+            if not exchange.is_unfinished and about is not None:
+                self._note(scope, exchange.rule.action, about, exchange.outcome)
 
     async def _look(self, scope: Scope, receive: Receive, send: Send) -> None:
         """A request that changes nothing."""
@@ -124,7 +127,7 @@ class _Exchange:
         if message["type"] == "http.response.start":
             self._status = message["status"]
             self._has_cookie = any(name.lower() == b"set-cookie" for name, _ in message.get("headers", ()))
-        elif not self._answer and (self.rule.makes_jobs or self.rule.answers_job or self._status >= 400):
+        elif not self._answer and (self.rule.makes_jobs or self._status >= 400):
             self._answer = message.get("body", b"")
         await self._send(message)
 

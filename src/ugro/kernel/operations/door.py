@@ -31,8 +31,8 @@ from ugro.kernel.support.codec import dumps
 from ugro.kernel.support.errors import UsageError
 from ugro.kernel.support.quantities import format_size
 
-# --- body limit -------------------------------------------------------------------------------------------------------
-# Refuses request bodies that are too large, before they are in memory.
+# --- request bodies that are too large --------------------------------------------------------------------------------
+# They are refused before they are in memory.
 
 
 class BodyLimit:
@@ -94,7 +94,7 @@ def _declared(scope: Scope) -> int:
     return int(length) if length.isascii() and length.isdigit() else 0
 
 
-# --- door -------------------------------------------------------------------------------------------------------------
+# --- the door ---------------------------------------------------------------------------------------------------------
 
 
 log = logging.getLogger(__name__)

@@ -6,7 +6,8 @@ Who may ask is checked by the gate before the body is read; here a request becom
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
+from dataclasses import fields
 from functools import cached_property
 from typing import Any
 
@@ -17,7 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from ugro.kernel.access.model import Caller
 from ugro.kernel.operations.request import ABOUT, ANSWERS, CALLER, Raw, Request, operation_name
-from ugro.kernel.operations.responses import LiveResponse, json_response, ndjson, while_connected
+from ugro.kernel.operations.responses import LiveResponse, json_response, large_json_response, ndjson, while_connected
 
 _LINES = "application/x-ndjson"
 Handler = Callable[[Any, Caller], Awaitable[Any]]
@@ -59,19 +60,24 @@ def add_operations(
 def _endpoint(kind: type[Request[Any]], handler: Handler) -> Callable[[HttpRequest], Awaitable[Response]]:
     operation, parser = kind.operation, _Parser(kind)
 
-    async def respond(http: HttpRequest) -> Response:
-        asked = await parser.parse(http)
+    async def respond(http: HttpRequest, asked: Request[Any]) -> Response:
         answer = await handler(asked, http.scope[CALLER])
-        http.scope[ABOUT] = asked.about(answer)
+        if (about := asked.about(answer)) is not None:
+            http.scope.get(ABOUT, []).append(about)
         if operation.line is not None:
             return LiveResponse(ndjson(answer), _LINES)
+        if isinstance(answer, AsyncGenerator):
+            return LiveResponse(answer, operation.media)
         if operation.answer is Raw:
             response: Response = answer
             return response
-        return Response(status_code=204) if operation.answer is None else json_response(answer)
+        if operation.answer is None:
+            return Response(status_code=204)
+        return await large_json_response(answer) if operation.is_large else json_response(answer)
 
     async def endpoint(http: HttpRequest) -> Response:
-        return await (while_connected(http, respond(http)) if operation.ends_with_client else respond(http))
+        work = respond(http, await parser.parse(http))  # what waits for the client's end would read the body, too
+        return await (while_connected(http, work) if operation.ends_with_client else work)
 
     return endpoint
 
@@ -98,10 +104,11 @@ class _Parser:
         given = await self._given(http)
         if not isinstance(given, dict):
             raise _wrong("expected a JSON object")
-        if taken := sorted(set(self._operation.places) & given.keys()):
-            raise _wrong("it is in the address", taken[0])
+        apart = {name: http.headers.get(name.replace("_", "-")) for name in self._operation.in_headers}
+        if taken := sorted({*self._operation.places, *apart} & given.keys()):
+            raise _wrong("it is in the address" if taken[0] not in apart else "it is a header", taken[0])
         try:
-            return self._shape.validate_python({**given, **http.path_params})
+            return self._shape.validate_python({**given, **apart, **http.path_params})
         except ValidationError as error:
             raise RequestValidationError([{**one, "loc": ("body", *one["loc"])} for one in error.errors()]) from error
 
@@ -109,7 +116,8 @@ class _Parser:
         if not self._operation.has_body:
             query = http.query_params
             return {name: query.getlist(name) if name in self._several else query[name] for name in query}
-        if not await http.body():
+        names = {one.name for one in fields(self._kind)}  # type: ignore[arg-type]  # it is a dataclass
+        if names <= {*self._operation.places, *self._operation.in_headers} or not await http.body():
             return {}
         if "json" not in http.headers.get("content-type", ""):
             raise _wrong("the body is not declared as JSON")

@@ -1,17 +1,22 @@
 """The API's description (OpenAPI): what each route is called, takes and answers, and the role that it needs.
 
-Its addresses are those of the HTTPS API. FastAPI describes the requests; what is answered is in ``answers``.
+Its addresses are those of the HTTPS API. FastAPI describes the requests; what is answered is in ``answers``, or in the
+declaration of the request.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Response
+from fastapi.encoders import jsonable_encoder
 from fastapi.openapi.utils import get_openapi
 from pydantic import TypeAdapter
 
+from ugro.kernel.access.model import Caller
+from ugro.kernel.access.operations import GetDescription
 from ugro.kernel.operations.access_rules import RULES, Access
 from ugro.kernel.operations.answers import (
     ANSWERS,
@@ -22,12 +27,14 @@ from ugro.kernel.operations.answers import (
     Answer,
     AnswerSchemas,
     Schema,
+    camel,
     renamed,
     schemas_of,
     short_names,
 )
 from ugro.kernel.operations.registry import requests as declared
-from ugro.kernel.operations.request import Request
+from ugro.kernel.operations.request import Request, answers
+from ugro.kernel.operations.responses import json_response
 
 PREFIX = "/api"
 _ABOUT = "Requests carry a token: `Authorization: Bearer ugro_…`, made by `ugro token create`."
@@ -41,6 +48,15 @@ _REASONS = {
     "409": ("Unsatisfiable", "The cluster can never do this."),
     "default": ("Failed", "Anything else that failed; `kind` says what."),
 }
+
+
+class Description:
+    def __init__(self, app: FastAPI) -> None:
+        self._app = app
+
+    @answers(GetDescription)
+    async def describe(self, asked: GetDescription, caller: Caller) -> Response:
+        return json_response(await asyncio.to_thread(described, self._app))
 
 
 def described(app: FastAPI) -> dict[str, Any]:
@@ -75,11 +91,17 @@ def _made(app: FastAPI) -> dict[str, Any]:
 def _describe(found: dict[str, Any], kind: type[Request[Any]]) -> None:
     """Adds the parameters and the body of a declared request, which FastAPI does not know."""
     operation = kind.operation
-    schema = TypeAdapter(kind).json_schema(ref_template=REFERENCE)
-    components = found["components"]["schemas"]
-    for name, one in schema.pop("$defs", {}).items():
-        assert components.setdefault(name, one) == one, f"two classes would have one name: {name}"
-    required, properties = schema.get("required", ()), schema["properties"]
+    # As FastAPI writes its own: without defaults that are null.
+    whole = jsonable_encoder(TypeAdapter(kind).json_schema(ref_template=REFERENCE), exclude_none=True)
+    components, inner = found["components"]["schemas"], whole.pop("$defs", {})
+    room = camel(kind.__module__.split(".")[-2])
+    names = {name: f"{room}{name}" for name, one in inner.items() if components.get(name, one) != one}
+    schema = renamed(whole, names)
+    for name, one in renamed(inner, names).items():
+        own = names.get(name, name)
+        assert components.setdefault(own, one) == one, f"two classes would have one name: {own}"
+    required = schema.get("required", ())
+    properties = {name: one for name, one in schema["properties"].items() if name not in operation.in_headers}
     described = found["paths"][operation.path.replace(":path", "")][operation.method.lower()]
     in_address = operation.places if operation.has_body else properties
     described["parameters"] = [

@@ -9,9 +9,9 @@ from importlib.util import find_spec
 from pkgutil import iter_modules
 from typing import Any
 
+from ugro import kernel
+from ugro.kernel.feature import installed
 from ugro.kernel.operations.request import Request
-
-_PARENTS = ("ugro.kernel", "ugro.features")
 
 
 @cache
@@ -34,7 +34,7 @@ def request_for(method: str, path: str) -> type[Request[Any]] | None:
 
 
 def _modules() -> Iterator[str]:
-    for parent in _PARENTS:
-        for room in iter_modules(import_module(parent).__path__, f"{parent}."):
-            if room.ispkg and find_spec(f"{room.name}.operations") is not None:
-                yield f"{room.name}.operations"
+    rooms = [room.name for room in iter_modules(kernel.__path__, f"{kernel.__name__}.") if room.ispkg]
+    for package in (*rooms, *(feature.package for feature in installed())):
+        if find_spec(f"{package}.operations") is not None:
+            yield f"{package}.operations"

@@ -7,9 +7,10 @@ commands do it.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
 from enum import StrEnum
 from functools import cache
 from typing import Any, ClassVar, Generic, TypeVar, get_args, get_origin, overload
@@ -17,14 +18,26 @@ from urllib.parse import quote
 
 from ugro.kernel.access.model import Caller, Role
 from ugro.kernel.support.codec import decode
+from ugro.kernel.support.errors import NotFound
 
 CALLER = "ugro.caller"  # in the scope of an HTTP request: who asks; None is a stranger
-ABOUT = "ugro.about"  # in its scope, once it is done: what it was about, for the audit log
+ABOUT = "ugro.about"  # in its scope: a list for what it was about, for the audit log
 A = TypeVar("A")
 T = TypeVar("T")
 ANSWERS = "_answers"  # an attribute of a method: which request it answers
 _PLACES = re.compile(r"\{(\w+)(?::path)?\}")
 _BODIES = ("POST", "PUT", "PATCH")
+# What the things below a path are called, and the command that lists them.
+_KINDS = {
+    "environments": ("environment", "ugro env ls"),
+    "hooks": ("hook", "ugro hooks ls"),
+    "jobs": ("job", "ugro status"),
+    "nodes": ("node", "ugro node ls"),
+    "ray-clusters": ("Ray cluster", "ugro cluster status --all"),
+    "services": ("service", "ugro serve ls"),
+    "sweeps": ("sweep", "ugro sweep ls"),
+    "tokens": ("token", "ugro token ls"),
+}
 
 
 _Method = Callable[[Any, Any, Caller], Awaitable[A]]
@@ -44,7 +57,14 @@ class Lines(Generic[T]):
 
 
 class Raw:
-    """The answer of an operation that is bytes of another media type."""
+    """The answer of an operation that is bytes of another media type: a response, or a generator of its pieces."""
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """Nothing was done: send the request again with the values of these variables in ``env``."""
+
+    needs: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +80,9 @@ class Between:
 
         schema = handler(source)
         if schema["type"] in ("str", "list", "tuple"):
-            bounds = {"min_length": self.least, "max_length": self.most}
+            # The first mistake is enough: of a few MiB that are all wrong, each would be described.
+            first = {} if schema["type"] == "str" else {"fail_fast": True}
+            bounds = {"min_length": self.least, "max_length": self.most, **first}
         else:
             bounds = {"ge": self.least, "le": self.most, "gt": self.above}
         known = {name: bound for name, bound in bounds.items() if bound is not None}
@@ -84,6 +106,11 @@ class Operation:
     for_people: bool = False  # not for tokens: it makes another way in
     ends_with_client: bool = False  # the work is given up if the client leaves before the answer
     without_store: bool = False  # answered also while the agent's database is away
+    in_browser: bool = False  # pages of the dashboard ask this, too
+    in_query: bool = False  # the fields are in the address, whatever the method
+    in_headers: tuple[str, ...] = ()  # fields that commands tell of themselves: ugro_settings is ugro-settings
+    is_large: bool = False  # its answer takes long to write: others are answered meanwhile
+    repeatable: bool = False  # asked twice, it is done once: it has a key, or says how things are to be
     media: str = "application/json"
 
     @property
@@ -102,7 +129,12 @@ class Operation:
 
     @property
     def has_body(self) -> bool:
-        return self.method in _BODIES
+        return self.method in _BODIES and not self.in_query
+
+    @property
+    def can_repeat(self) -> bool:
+        """The client asks again if the agent ends before it answers."""
+        return self.repeatable or self.method == "GET"
 
     @property
     def line(self) -> Any:
@@ -113,11 +145,11 @@ class Operation:
 class Request(Generic[A]):
     """Subclasses are frozen dataclasses, whose fields are what is asked::
 
-        @dataclass(frozen=True, slots=True)
-        class CancelJob(Request[Cancelled], route="POST /v1/jobs/{word}/cancel", role=Role.USER, audit="cancel {word}"):
-            \"""Stops a job, and all its processes.\"""
+    @dataclass(frozen=True, slots=True)
+    class CancelJob(Request[Cancelled], route="POST /v1/jobs/{word}/cancel", role=Role.USER, audit="cancel {word}"):
+        \"""Stops a job, and all its processes.\"""
 
-            word: str
+        word: str
     """
 
     __slots__ = ()
@@ -136,7 +168,7 @@ class Request(Generic[A]):
         cls.operation = Operation(method, path, role, answer, audit, **more)
 
     def about(self, answer: Any) -> str | None:
-        """What the audit log says it was about, once it is done; None: as ``audit`` says it."""
+        """What the audit log says it was about, once it is done; None: as ``audit`` says it; "": it did nothing."""
         return None
 
     def read(self, answer: Any) -> A:
@@ -148,14 +180,33 @@ class Request(Generic[A]):
     # --- on the wire ------------------------------------------------------------------------------------------------
 
     def to_wire(self) -> tuple[str, str, dict[str, Any] | None]:
-        """Its method, address and body."""
+        """Returns its method, address and body; fields that are headers are sent apart.
+
+        Raises NotFound for a word that would lead to another address.
+        """
         operation = self.operation
-        values = {one.name: getattr(self, one.name) for one in fields(self)}  # type: ignore[arg-type]
-        address = _PLACES.sub(lambda place: quote(str(values.pop(place[1])), safe=""), operation.path)
+        names = [one.name for one in fields(self) if one.name not in operation.in_headers]  # type: ignore[arg-type]
+        values = {name: getattr(self, name) for name in names}
+        kind = operation.path.split("/")[2]
+
+        def word(place: re.Match[str]) -> str:
+            value = values.pop(place[1])
+            return _quoted(str(value)) if place[0].endswith(":path}") else part_of(kind, value)
+
+        address = _PLACES.sub(word, operation.path)
         if operation.has_body:
-            return operation.method, address, values
-        query = "&".join(f"{name}={quote(word, safe='')}" for name, value in values.items() for word in _words(value))
+            return operation.method, address, {name: _plain(value) for name, value in values.items()}
+        query = "&".join(f"{name}={_quoted(word)}" for name, value in values.items() for word in _words(value))
         return operation.method, f"{address}?{query}" if query else address, None
+
+
+def part_of(kind: str, word: str | int) -> str:
+    """Returns a word as the part of an address below /v1/KIND. Raises NotFound if it would lead elsewhere."""
+    text = str(word)
+    if text in ("", ".", "..") or "/" in text:
+        what, lists = _KINDS.get(kind, ("such thing:", ""))
+        raise NotFound(f"there is no {what} {text!r:.80}", hint=f"see: {lists}" if lists else None)
+    return _quoted(text)
 
 
 @cache
@@ -168,9 +219,26 @@ def _pattern(path: str) -> re.Pattern[str]:
     return re.compile(text)
 
 
+def _plain(value: Any) -> Any:
+    """Returns a value as JSON has it: in maps and lists, which a client can look through."""
+    if value is None or isinstance(value, str | int | float):
+        return value
+    if isinstance(value, Mapping):
+        return {name: _plain(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    if is_dataclass(value):
+        return {one.name: _plain(getattr(value, one.name)) for one in fields(value)}
+    return os.fspath(value)
+
+
 def operation_name(kind: type[Request[Any]]) -> str:
     """``create_token`` of CreateToken: clients that are generated have a function of this name."""
     return re.sub(r"(?<!^)(?=[A-Z])", "_", kind.__name__).lower()
+
+
+def _quoted(text: str) -> str:
+    return quote(text, safe="", errors="surrogateescape")  # arguments of a command need not be valid UTF-8
 
 
 def _words(value: Any) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Database engines, tables, migrations, backups.
+"""The state's database: engines, schema, migrations, backups.
 
-The only place that opens a database; rooms bring their own queries.
+Does not hold the queries of features: their ``store.py`` does.
 """

@@ -100,8 +100,8 @@ def make_address(url: str, password_file: object = None, source: str = "the stor
     return PostgresAddress(url, path)
 
 
-# --- locate -----------------------------------------------------------------------------------------------------------
-# Finds the backend of a state directory. PostgreSQL's client is loaded only where it is used.
+# --- finding the backend ----------------------------------------------------------------------------------------------
+# PostgreSQL's client is loaded only where it is used.
 
 
 def locate(home: StateDir, on_taken: Callable[[UgroError], None] = lambda error: None) -> Path | Postgres:

@@ -232,8 +232,8 @@ def _content(path: Path, db: sqlite3.Connection, *, has_more: bool) -> Content:
     return Content(Backup(str(path), made_at, path.stat().st_size, schema, version, jobs, newest), files)
 
 
-# --- backup folder ----------------------------------------------------------------------------------------------------
-# The folder of backups that the agent makes by itself: their names, the newest good one, and which of them go.
+# --- the folder of backups --------------------------------------------------------------------------------------------
+# The agent makes these by itself. Their names say when; the newest good one is found, and the oldest go.
 
 
 log = logging.getLogger(__name__)

@@ -62,8 +62,8 @@ class Connection(Protocol):
 Work = Callable[[Connection], T]
 
 
-# --- backend ----------------------------------------------------------------------------------------------------------
-# Where the rows are: a SQLite file or a PostgreSQL database, and what the database's thread asks of it.
+# --- backends ---------------------------------------------------------------------------------------------------------
+# The rows are in a SQLite file or a PostgreSQL database; this is what the database's thread asks of either.
 
 
 # Clients wait twice as long for the agent. What such a check does not reach is checked in the first backup.
@@ -151,8 +151,8 @@ def too_new(name: str, schema: int) -> UgroError:
     return UgroError(f"{name} was written by a newer UGRO (schema {schema})", hint="upgrade ugro on this machine")
 
 
-# --- migrations folder ------------------------------------------------------------------------------------------------
-# The numbered steps to the newest schema, as they lie in a package.
+# --- migrations -------------------------------------------------------------------------------------------------------
+# The numbered steps to the newest schema lie in a package.
 
 
 def migrations(package: str) -> dict[int, str]:
@@ -174,10 +174,9 @@ def statements(sql: str) -> list[str]:
     return [statement for statement in "\n".join(lines).split(";") if statement.strip()]
 
 
-# --- copying ----------------------------------------------------------------------------------------------------------
-# Copies all rows of a state from one database to another, and compares them afterwards.
-#
-# Both have the same schema. Rows are read in pages, in the order of their keys, so a large table needs little memory.
+# --- copying a state --------------------------------------------------------------------------------------------------
+# Copies all rows from one database to another, and compares them afterwards. Both have the same schema. Rows are read
+# in pages, in the order of their keys, so a large table needs little memory.
 
 
 _PAGE = 1000  # rows

@@ -1,4 +1,4 @@
-"""The agent's state, in SQLite or PostgreSQL. Stores return the types of ``core``; SQL stays in this package.
+"""The agent's state, in SQLite or PostgreSQL. Stores return the nouns of their rooms' ``model``.
 
 Only the agent writes to it, and every change is durable before it is acknowledged.
 """
@@ -33,8 +33,8 @@ from ugro.kernel.store.engine import Database, Opening, Reserve
 from ugro.kernel.support.codec import DecodeError, decode, dumps
 from ugro.kernel.support.errors import Damaged, StoreAway
 
-# --- clock ------------------------------------------------------------------------------------------------------------
-# What is known about this machine's clock, for the next agent.
+# --- what is known about this machine's clock -------------------------------------------------------------------------
+# It is kept for the next agent.
 
 
 _KEY = "clock"
@@ -60,8 +60,8 @@ def _read(db: Connection) -> Memory | None:
         return None
 
 
-# --- code -------------------------------------------------------------------------------------------------------------
-# Which code was sent to which node, on disk: the last snapshot on a node tells what the next one lacks there.
+# --- which code was sent to which node --------------------------------------------------------------------------------
+# The last snapshot on a node tells what the next one lacks there.
 
 
 class CodeStore:
@@ -103,7 +103,7 @@ def _text(folder: str) -> str:
     return folder.encode("utf-8", "backslashreplace").decode()
 
 
-# --- database ---------------------------------------------------------------------------------------------------------
+# --- the store --------------------------------------------------------------------------------------------------------
 
 
 class Store:

@@ -34,10 +34,9 @@ from ugro.kernel.support.errors import Damaged, StoreAway, UgroError
 from ugro.node import durable
 from ugro.node.machine import free_bytes
 
-# --- reserve ----------------------------------------------------------------------------------------------------------
-# Space on the agent's disk that is kept for the state: taken while there is enough, given back when the disk is full.
-#
-# It does not keep a disk from filling up. What writes files that can wait, such as collected ones, asks ``is_short``.
+# --- space that is kept for the state ---------------------------------------------------------------------------------
+# Space on the agent's disk is taken while there is enough, and given back when the disk is full. This does not keep a
+# disk from filling up: what writes files that can wait, such as collected ones, asks ``is_short``.
 
 
 log = logging.getLogger(__name__)
@@ -102,8 +101,8 @@ class Reserve:
         return self.folder / f"{number:02}"
 
 
-# --- sqlite file ------------------------------------------------------------------------------------------------------
-# One SQLite file. A change is acknowledged after its commit is on disk (synchronous FULL).
+# --- one SQLite file --------------------------------------------------------------------------------------------------
+# A change is acknowledged after its commit is on disk (synchronous FULL).
 
 
 # Of a full disk, or a quota that is used up: for its files of the log, too.
@@ -246,7 +245,7 @@ def _inode(path: Path) -> int | None:
         return None
 
 
-# --- engine -----------------------------------------------------------------------------------------------------------
+# --- the thread that writes -------------------------------------------------------------------------------------------
 
 
 __all__ = ["THOROUGH", "Database", "Design", "Opening", "Work", "newest_schema"]

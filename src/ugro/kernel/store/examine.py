@@ -14,12 +14,11 @@ from pathlib import Path
 
 from ugro.kernel.support.errors import Damaged, UgroError
 
-# --- wal --------------------------------------------------------------------------------------------------------------
-# SQLite's write-ahead log, looked at from outside: SQLite itself silently skips a log, or the end of one, that is bad.
+# --- SQLite's write-ahead log -----------------------------------------------------------------------------------------
+# It is looked at from outside: SQLite itself silently skips a log, or the end of one, that is bad.
 #
 # The last acknowledged changes are in it. Whether some are missing follows from its index (``-shm``), which an agent
-# that
-# was killed leaves behind: SQLite counts a change there after it is on disk.
+# that was killed leaves behind: SQLite counts a change there after it is on disk.
 
 
 _MAGIC = (0x377F0682, 0x377F0683)
@@ -118,7 +117,7 @@ def _frames(log: int, size: int, header: bytes, first: int) -> Iterator[tuple[by
         yield frame[8:16], frame[4:8] != b"\0\0\0\0"
 
 
-# --- examine ----------------------------------------------------------------------------------------------------------
+# --- the examination --------------------------------------------------------------------------------------------------
 
 
 SQLITE_HEADER = b"SQLite format 3\0"

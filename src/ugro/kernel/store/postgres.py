@@ -383,8 +383,8 @@ def _who(holder: Any) -> str:
     return f"{holder['name'] or 'another session'}{address}{since}"
 
 
-# --- postgres copy ----------------------------------------------------------------------------------------------------
-# Copies a state out of PostgreSQL into a SQLite file, and into PostgreSQL from one.
+# --- copies of a state ------------------------------------------------------------------------------------------------
+# Copies a state out of PostgreSQL into a SQLite file, and back.
 
 
 _FACTS = "SELECT current_setting('server_version'), pg_database_size(current_database())"

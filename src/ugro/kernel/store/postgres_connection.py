@@ -13,11 +13,9 @@ import psycopg
 
 from ugro.kernel.store.connection import ConnectionLost, Cursor, Values
 
-# --- dialect ----------------------------------------------------------------------------------------------------------
-# The store's SQL as PostgreSQL wants it. Pure: texts in, texts out.
-#
+# --- the store's SQL as PostgreSQL wants it ---------------------------------------------------------------------------
 # The store writes one SQL, which SQLite takes as it is. What differs is small: placeholders, types of columns, a word
-# that PostgreSQL reserves, and a function, which is made in the database.
+# that PostgreSQL reserves, and a function, which is made in the database. Pure: texts in, texts out.
 
 
 _PARTS = re.compile(r"('(?:[^']|'')*')|(\"[^\"]*\")|(--[^\n]*)|(\?)|\buser\b")
@@ -84,7 +82,7 @@ def stored(text: str) -> str:
     return text.replace(f"{_ESCAPE}0", "\0").replace(f"{_ESCAPE}e", _ESCAPE)
 
 
-# --- postgres connection ----------------------------------------------------------------------------------------------
+# --- the connection ---------------------------------------------------------------------------------------------------
 
 
 _READ_ONLY = "25006"  # it was a primary, and is a standby now

@@ -1,1 +1,4 @@
-"""What the standard library lacks: errors, JSON of dataclasses, quantities, asyncio helpers. Knows no noun of UGRO."""
+"""What the standard library lacks: errors, JSON of dataclasses, quantities, asyncio helpers.
+
+Does not know jobs or nodes.
+"""

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-# --- batcher ----------------------------------------------------------------------------------------------------------
+# --- requests that travel together ------------------------------------------------------------------------------------
 # Requests to a node that are made at about the same time travel in one message; each gets its own result.
 
 
@@ -88,7 +88,7 @@ class _Batch(Generic[T, R]):
         self.task: asyncio.Task[Sequence[R | Exception]] | None = None
 
 
-# --- aio --------------------------------------------------------------------------------------------------------------
+# --- tasks and threads ------------------------------------------------------------------------------------------------
 
 
 log = logging.getLogger(__name__)
@@ -135,10 +135,9 @@ async def to_the_end(work: Callable[[], T]) -> T:
         raise
 
 
-# --- change signal ----------------------------------------------------------------------------------------------------
-# A signal that something has changed, for many waiters. It does not say what: a waiter looks again.
-#
-# Changes are counted, and a waiter passes the count it has seen, so a change between a look and a wait is not missed.
+# --- signals of a change ----------------------------------------------------------------------------------------------
+# A signal does not say what has changed: a waiter looks again. Changes are counted, and a waiter passes the count it
+# has seen, so a change between a look and a wait is not missed.
 
 
 class ChangeSignal:
@@ -176,8 +175,8 @@ def _has_changed(seen: Mapping[ChangeSignal, int]) -> bool:
     return any(signal.count != count for signal, count in seen.items())
 
 
-# --- keyed tasks ------------------------------------------------------------------------------------------------------
-# Background tasks by key. A key that is already running is not started again; one that failed rests first.
+# --- background tasks by key ------------------------------------------------------------------------------------------
+# A key that is already running is not started again; one that failed rests first.
 
 
 Key = tuple[object, ...]
@@ -239,8 +238,8 @@ class KeyedTasks:
         self._on_done()
 
 
-# --- shared work ------------------------------------------------------------------------------------------------------
-# Work that several callers want at the same time: done once, and cancelled when nobody waits for it any more.
+# --- work that several callers want -----------------------------------------------------------------------------------
+# It is done once, and cancelled when nobody waits for it any more.
 
 
 K = TypeVar("K")

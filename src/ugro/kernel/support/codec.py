@@ -82,7 +82,7 @@ def _converter(hint: Any) -> Converter:
         return hint
     if hint is float:
         return _exact(float, int)
-    return _exact(hint)
+    return _exact(dict if origin is dict else hint)  # anybody who uses a dict looks at what is in it
 
 
 def _exact(*wanted: type) -> Converter:
@@ -99,10 +99,25 @@ def _exact(*wanted: type) -> Converter:
 
 
 def _optional(hint: Any) -> Converter:
-    inner = [_converter(part) for part in typing.get_args(hint) if part is not types.NoneType]
+    inner = [part for part in typing.get_args(hint) if part is not types.NoneType]
+    if len(inner) == len(typing.get_args(hint)) and all(map(dataclasses.is_dataclass, inner)):
+        return _one_of(inner)
     if len(inner) != 1:
-        raise TypeError(f"only optional values are decoded, not {hint}")
-    return lambda value: None if value is None else inner[0](value)
+        raise TypeError(f"only optional values are decoded, and one of several dataclasses, not {hint}")
+    converter = _converter(inner[0])
+    return lambda value: None if value is None else converter(value)
+
+
+def _one_of(kinds: Sequence[Any]) -> Converter:
+    """Decodes the first class whose fields the document has, all of them."""
+
+    def convert(value: Any) -> Any:
+        for kind in kinds if isinstance(value, dict) else ():
+            if value.keys() >= set(_fields(kind)[0]):
+                return _converter(kind)(value)
+        raise DecodeError(f"expected {' or '.join(kind.__name__ for kind in kinds)}, got {value!r:.60}")
+
+    return convert
 
 
 def _sequence(hint: Any) -> Converter:

@@ -115,7 +115,7 @@ async def _end(process: asyncio.subprocess.Process) -> None:
     await process.wait()
 
 
-# --- signed post ------------------------------------------------------------------------------------------------------
+# --- posts that their receiver can check ------------------------------------------------------------------------------
 # Posts JSON that its receiver can check: signed with a secret that both know, and with the time of this try.
 #
 # ``UGRO-Signature: sha256=HEX`` is HMAC-SHA256 of the timestamp, a dot and the body. See docs/hooks.md.

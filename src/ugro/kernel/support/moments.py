@@ -94,8 +94,8 @@ def place_s(at: Instant, by: Reading) -> float:
     return at.boot_s if at.boot_id == by.started.boot_id else by.started.boot_s - elapsed_s(at, by.started)
 
 
-# --- clock ------------------------------------------------------------------------------------------------------------
-# The time on this machine, by both clocks. Everything that decides gets it as an argument.
+# --- the time on this machine -----------------------------------------------------------------------------------------
+# It is read from both clocks. Everything that decides gets it as an argument.
 
 
 def now() -> Instant:
@@ -112,8 +112,8 @@ def boot_id() -> str:
     return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
 
 
-# --- backoff ----------------------------------------------------------------------------------------------------------
-# How long to wait before trying again. It does not count tries and does not wait: the caller does.
+# --- pauses between tries ---------------------------------------------------------------------------------------------
+# They grow. This does not count tries and does not wait: the caller does.
 
 
 # Far past any cap, and small enough that the power never overflows a float.

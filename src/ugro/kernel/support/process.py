@@ -1,4 +1,7 @@
-"""Points at which tests kill or pause the agent, between any two durable steps. Without a test they do nothing."""
+"""This process: points at which tests kill or pause it, its open files, and what its children inherit.
+
+The points are between any two durable steps. Without a test they do nothing.
+"""
 
 from __future__ import annotations
 
@@ -47,8 +50,8 @@ def point(name: str) -> None:
         os.kill(os.getpid(), signal.SIGSTOP if _how == "pause" else signal.SIGKILL)
 
 
-# --- descriptors ------------------------------------------------------------------------------------------------------
-# How many files and connections this process may have open, and what its children start with.
+# --- open files -------------------------------------------------------------------------------------------------------
+# Says how many files and connections this process may have open, and what its children start with.
 
 
 _ENOUGH = 65_536
@@ -81,8 +84,8 @@ def restore_limit(pid: int) -> None:
             resource.prlimit(pid, resource.RLIMIT_NOFILE, given)
 
 
-# --- inherited --------------------------------------------------------------------------------------------------------
-# What a command of the user's gets of the agent's environment, which may hold secrets: what every program needs.
+# --- the environment of a user's command ------------------------------------------------------------------------------
+# Of the agent's environment, which may hold secrets, it gets what every program needs.
 
 
 INHERITED = (

@@ -1,4 +1,4 @@
-"""Parses and formats durations and sizes, which can be parsed again, up to rounding. Formats energy and its cost."""
+"""Parses and formats durations and sizes; formats energy, its cost, progress, signals and lists of names."""
 
 from __future__ import annotations
 
@@ -151,8 +151,8 @@ def _shown(value: object) -> str:
     return "a number too large" if is_huge else str(value)[:_MAX_TEXT]
 
 
-# --- progress ---------------------------------------------------------------------------------------------------------
-# How far a transfer is, in words: bytes, files, speed and time left. The clock is an argument.
+# --- how far a transfer is --------------------------------------------------------------------------------------------
+# Says it in words: bytes, files, speed and time left. The clock is an argument.
 
 
 _WINDOW_S = 10.0  # the speed is that of the last seconds
@@ -218,8 +218,7 @@ def _about(seconds: float) -> str:
     return f"{max(1, round(seconds))} s" if seconds < 59.5 else format_duration(round(seconds))
 
 
-# --- signals ----------------------------------------------------------------------------------------------------------
-# Names of signals.
+# --- names of signals -------------------------------------------------------------------------------------------------
 
 
 KNOWN = frozenset(int(one) for one in signal.Signals)
@@ -230,8 +229,7 @@ def signal_name(number: int) -> str:
     return signal.Signals(number).name if number in KNOWN else f"signal {number}"
 
 
-# --- wording ----------------------------------------------------------------------------------------------------------
-# Parts of sentences that several policies share.
+# --- parts of sentences -----------------------------------------------------------------------------------------------
 
 
 # A sentence with more names is hard to read.

@@ -10,8 +10,8 @@ import hmac
 import re
 from collections.abc import Iterable
 
-# --- seal -------------------------------------------------------------------------------------------------------------
-# A text with a code that only the holder of a key can make. It proves who wrote the text; it does not hide it.
+# --- texts with a seal ------------------------------------------------------------------------------------------------
+# Only the holder of a key can make the code of a text. It proves who wrote the text; it does not hide it.
 
 
 KEY_BYTES = 32
@@ -35,7 +35,7 @@ def _mac(key: bytes, text: str) -> str:
     return hmac.digest(key, text.encode("utf-8", "surrogatepass"), "sha256").hex()
 
 
-# --- secret -----------------------------------------------------------------------------------------------------------
+# --- what looks like a secret -----------------------------------------------------------------------------------------
 
 
 HIDDEN = "***"

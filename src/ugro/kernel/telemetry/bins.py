@@ -18,10 +18,9 @@ from itertools import accumulate, pairwise
 from operator import add, itemgetter, sub
 from typing import Any, TypeVar
 
-# --- columns ----------------------------------------------------------------------------------------------------------
-# Columns of numbers as few bytes: differences in the narrowest type, bytes of equal weight together, then zlib.
-#
-# Times and steps grow evenly, so their second differences are nearly nothing; a float's upper bytes change slowly.
+# --- columns of numbers as few bytes ----------------------------------------------------------------------------------
+# They are stored as differences in the narrowest type, bytes of equal weight together, then zlib. Times and steps grow
+# evenly, so their second differences are nearly nothing; a float's upper bytes change slowly.
 
 
 _HEAD = struct.Struct("<BBIqq")  # how it was made, type, count, first value, first difference

@@ -1,6 +1,6 @@
 """Reads collected metrics files of jobs into the metric store, each from where the last read ended.
 
-``sources/`` knows which files there are and how to read each kind.
+``readers`` and the feature ``trackers`` know which files there are and how to read each kind.
 """
 
 from __future__ import annotations
@@ -26,10 +26,9 @@ from ugro.kernel.telemetry.metricstore import Batch, MetricStore, Place, Source,
 from ugro.kernel.telemetry.model import is_internal, is_metric_file
 from ugro.kernel.telemetry.readers import AT_ONCE, Key, Origin, Piece, Read, Reading
 
-# --- discovery --------------------------------------------------------------------------------------------------------
-# Finds the files with metrics in the folder of a job, whatever brought them there.
-#
-# ``attempt_N/output/`` has the files of the first node, ``attempt_N/nodes/NODE/`` those of the others.
+# --- finding files with metrics ---------------------------------------------------------------------------------------
+# They are in the folder of a job, whatever brought them there: ``attempt_N/output/`` has the files of the first node,
+# ``attempt_N/nodes/NODE/`` those of the others.
 
 
 _ATTEMPT = re.compile(r"attempt_([0-9]{1,9})")
@@ -145,7 +144,7 @@ def _first_ranks(job: Path, attempt: int) -> dict[str, int]:
         return {}
 
 
-# --- collector --------------------------------------------------------------------------------------------------------
+# --- reading them -----------------------------------------------------------------------------------------------------
 
 
 _START = Place(0)

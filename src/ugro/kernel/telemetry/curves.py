@@ -13,8 +13,9 @@ from typing import NamedTuple
 from ugro.kernel.store.connection import Connection, Row
 from ugro.kernel.telemetry import bins as binning
 from ugro.kernel.telemetry.bins import Bins, pack_real, pack_whole, unpack_real, unpack_whole
+from ugro.kernel.telemetry.model import MOST_BINS, KeySummary
 
-# --- series -----------------------------------------------------------------------------------------------------------
+# --- the tables of curves ---------------------------------------------------------------------------------------------
 # The tables of the metric store: appending points to curves, and putting them into chunks. SQL stays here.
 #
 # Points that come are kept as they come, in loose chunks. When there are enough of them they are sealed: put in order,
@@ -274,10 +275,9 @@ def owners_by_age(db: Connection, kind: str) -> Sequence[tuple[str, int]]:
     return [(row["owner"], row["last"] or 0) for row in db.execute(query, (kind, kind + "\U0010ffff"))]
 
 
-# --- curves -----------------------------------------------------------------------------------------------------------
+# --- reading curves ---------------------------------------------------------------------------------------------------
 
 
-MOST_BINS = 2000
 MOST_SERIES = 5000
 _MOST_BINS_TOGETHER = 100_000  # bounds the size of an answer
 _FEW_SERIES = 32  # up to which points are read if the summary is too coarse
@@ -318,19 +318,6 @@ class Curve:
         whole = sum(self.counts)
         parts = [mean * (n / whole) for mean, n in zip(self.means, self.counts, strict=True) if mean is not None]
         return math.fsum(parts) if parts else None
-
-
-@dataclass(frozen=True, slots=True)
-class KeySummary:
-    owner: str
-    attempt: int
-    rank: int
-    key: str
-    count: int
-    first_step: int
-    last_step: int
-    last_time: float
-    last_value: float | None  # the last finite one; None: there is none
 
 
 def read_curves(db: Connection, wanted: Wanted) -> list[Curve]:

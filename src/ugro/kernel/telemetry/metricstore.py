@@ -23,11 +23,11 @@ from ugro.kernel.store.examine import Thoroughness
 from ugro.kernel.support.errors import Damaged
 from ugro.kernel.support.secrets import is_secret
 from ugro.kernel.telemetry import curves as series
-from ugro.kernel.telemetry.curves import Curve, KeySummary, Points, SeriesKey, Wanted, read_curves, read_keys, read_raw
-from ugro.kernel.telemetry.model import INTERNAL, Figure
+from ugro.kernel.telemetry.curves import Curve, Points, SeriesKey, Wanted, read_curves, read_keys, read_raw
+from ugro.kernel.telemetry.model import INTERNAL, Figure, KeySummary
 
-# --- figures ----------------------------------------------------------------------------------------------------------
-# The last, smallest and largest value of each metric of thousands of jobs, without reading their curves.
+# --- figures of many jobs ---------------------------------------------------------------------------------------------
+# The last, smallest and largest value of each metric of thousands of jobs are read without their curves.
 
 
 _MOST_KEYS = 100  # of one job
@@ -71,8 +71,7 @@ def _figure(row: Row) -> Figure:
     )  # fmt: skip
 
 
-# --- parameters -------------------------------------------------------------------------------------------------------
-# The parameters that trainings wrote beside their metrics. SQL stays here.
+# --- parameters that trainings wrote ----------------------------------------------------------------------------------
 
 
 _MOST = 200  # of one job
@@ -105,7 +104,7 @@ def _parameters_rows(db: Connection, owners: Sequence[str] | None) -> Iterable[R
         yield from db.execute("SELECT * FROM parameter WHERE owner = ? ORDER BY name", (owner,))
 
 
-# --- metricstore ------------------------------------------------------------------------------------------------------
+# --- the metric store -------------------------------------------------------------------------------------------------
 
 
 log = logging.getLogger(__name__)
@@ -409,8 +408,8 @@ def _size_bytes(db: Connection) -> int:
     return int((pages - free) * size)
 
 
-# --- samples ----------------------------------------------------------------------------------------------------------
-# A node's report as points of its curves, at most one per second.
+# --- a node's report as points ----------------------------------------------------------------------------------------
+# There is at most one point per second.
 
 
 def samples(report: NodeReport, now: float) -> dict[SeriesKey, Points]:

@@ -15,8 +15,23 @@ from typing import Any
 from ugro.kernel.jobs.model import JobState
 from ugro.kernel.telemetry.records import StepRecord, document, step_record
 
-# --- experiment -------------------------------------------------------------------------------------------------------
-# A job as an experiment: its parameters, its metrics, and people's notes about it.
+# --- a job as an experiment -------------------------------------------------------------------------------------------
+# It has parameters, metrics, and people's notes.
+
+MOST_BINS = 2000  # of a curve in an answer
+
+
+@dataclass(frozen=True, slots=True)
+class KeySummary:
+    owner: str
+    attempt: int
+    rank: int
+    key: str
+    count: int
+    first_step: int
+    last_step: int
+    last_time: float
+    last_value: float | None  # the last finite one; None: there is none
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,10 +68,9 @@ class Experiment:
     cost: float | None = None  # at the present price; None: there is none
 
 
-# --- metric files -----------------------------------------------------------------------------------------------------
-# Files in which trainings write their metrics. Pure: names in, decisions out.
-#
-# These files are small and become the curves of a job; the collection of outputs takes them wherever a job writes them.
+# --- files in which trainings write metrics ---------------------------------------------------------------------------
+# They are small and become the curves of a job; the collection of outputs takes them wherever a job writes them. Pure:
+# names in, decisions out.
 
 
 _NAME = re.compile(
@@ -71,7 +85,7 @@ def is_metric_file(name: str) -> bool:
     return _NAME.fullmatch(PurePosixPath(name).name) is not None
 
 
-# --- metrics ----------------------------------------------------------------------------------------------------------
+# --- names of metrics -------------------------------------------------------------------------------------------------
 
 
 _LOSSES = ("loss", "train/loss", "train_loss")
@@ -201,7 +215,7 @@ def _base(name: str) -> str:
     return re.split(r"[/.]", name)[-1].lower()
 
 
-# --- what ugro.train measured -----------------------------------------------------------------------------------
+# --- what ugro.train measured -----------------------------------------------------------------------------------------
 
 
 def read_totals(lines: Iterable[bytes]) -> StepTotals | None:

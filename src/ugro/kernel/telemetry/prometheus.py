@@ -26,9 +26,9 @@ from ugro.kernel.links.rules import BreakerState
 from ugro.kernel.store.database import Store
 from ugro.kernel.support import moments as clock
 from ugro.kernel.support.moments import elapsed_s
-from ugro.kernel.telemetry.curves import KeySummary, Wanted
+from ugro.kernel.telemetry.curves import Wanted
 from ugro.kernel.telemetry.metricstore import MetricStore, job_owner
-from ugro.kernel.telemetry.model import is_internal
+from ugro.kernel.telemetry.model import KeySummary, is_internal
 from ugro.kernel.telemetry.prometheus_text import SECONDS, SHORT_SECONDS, Family, Histogram, exposition
 
 _FINAL = frozenset(str(state) for state in FINAL_STATES)

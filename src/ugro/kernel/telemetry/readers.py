@@ -96,8 +96,8 @@ def real(value: object) -> float | None:
     return float(value) if type(value) is int and -LARGEST < value < LARGEST else None
 
 
-# --- ugro -------------------------------------------------------------------------------------------------------------
-# ``metrics.jsonl``, as ``ugro.train`` and scripts write it.
+# --- metrics.jsonl ----------------------------------------------------------------------------------------------------
+# ``ugro.train`` and scripts write it.
 
 
 _LOSS_OF_STEPS = "profile/loss"

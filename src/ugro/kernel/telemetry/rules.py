@@ -1,4 +1,4 @@
-"""One line of a run's metrics.jsonl as points. Invalid lines are skipped: ranks are not trusted.
+"""The parameters of a training; and one line of a run's metrics.jsonl as points. Invalid lines are skipped.
 
     {"step": 10, "time": 1700000000.5, "rank": 0, "attempt": 1, "values": {"loss": 0.5}}
     {"step": 10, "time": 1700000000.5, "loss": 0.5, "lr": 1e-4}
@@ -16,10 +16,9 @@ from typing import Any, NamedTuple
 from ugro.kernel.jobs.model import JobSpec
 from ugro.kernel.support.secrets import is_secret
 
-# --- parameters -------------------------------------------------------------------------------------------------------
-# The parameters of a training: from its command line, its variables, its seed, and what it wrote itself. Pure.
-#
-# ``train.py --lr 1e-3 --epochs=3 --amp model.depth=12`` has lr, epochs, amp and model.depth.
+# --- the parameters of a training -------------------------------------------------------------------------------------
+# They come from its command line, its variables, its seed, and what it wrote itself. ``train.py --lr 1e-3 --epochs=3
+# --amp model.depth=12`` has lr, epochs, amp and model.depth.
 
 
 _MAX_PARAMETERS = 200
@@ -89,7 +88,7 @@ def _is_value(word: str) -> bool:
     return not word.startswith("-") or _NUMBER.fullmatch(word) is not None
 
 
-# --- records ----------------------------------------------------------------------------------------------------------
+# --- lines as points --------------------------------------------------------------------------------------------------
 
 
 LONGEST_LINE = 1 << 20

@@ -14,13 +14,16 @@ from typing import Any
 from ugro.features.alerts.channels import Message, Notifier
 from ugro.features.alerts.config import LOG
 from ugro.features.alerts.model import Tried
+from ugro.features.alerts.operations import TestChannels, TriedChannels
 from ugro.features.alerts.service import JobNotifications, Monitor, Sources
 from ugro.features.hardware.service import MeasuredHardware
+from ugro.features.trackers.config import ExportSection
 from ugro.features.trackers.service import ExportService
+from ugro.features.training.config import EnergySection
 from ugro.features.training.rules_energy import Price
 from ugro.features.training.service import EnergyService, Headlines
 from ugro.kernel.access.caller import viewer
-from ugro.kernel.access.model import node_of
+from ugro.kernel.access.model import Caller, node_of
 from ugro.kernel.files.results.log_stream import agent_stops
 from ugro.kernel.jobs.engine.live_jobs import LiveJobs
 from ugro.kernel.jobs.engine.rules.attempt import RunState
@@ -30,19 +33,21 @@ from ugro.kernel.jobs.store import EndStore, JobStore
 from ugro.kernel.links.cluster import Cluster
 from ugro.kernel.links.model import NodeReport
 from ugro.kernel.links.reports import Ranks
+from ugro.kernel.operations.request import answers
 from ugro.kernel.store.database import Store
 from ugro.kernel.support.aio import ChangeSignal, keep_running, wait_for_any
 from ugro.kernel.support.errors import UgroError
 from ugro.kernel.support.state_dir import StateDir
 from ugro.kernel.telemetry.collector import Collector
-from ugro.kernel.telemetry.curves import Curve, KeySummary, Wanted
+from ugro.kernel.telemetry.curves import Curve, Wanted
 from ugro.kernel.telemetry.metricstore import JOB, MetricStore, job_owner, node_owner
-from ugro.kernel.telemetry.model import Measured, is_averaged, is_internal
+from ugro.kernel.telemetry.model import KeySummary, Measured, is_averaged, is_internal
+from ugro.kernel.telemetry.operations import Change
 from ugro.kernel.telemetry.prometheus import PrometheusMetrics, Services, Usage
 from ugro.kernel.telemetry.prometheus import Sources as Figures
 
-# --- metrics ingest ---------------------------------------------------------------------------------------------------
-# Reads metrics from the collected files of jobs while they run, and again after they have ended.
+# --- metrics of jobs --------------------------------------------------------------------------------------------------
+# They are read from the collected files of jobs while they run, and again after they have ended.
 
 
 log = logging.getLogger(__name__)
@@ -102,7 +107,7 @@ class MetricsIngest:
             log.error("cannot read its metrics: %s", error, extra={"job": job})
 
 
-# --- service ----------------------------------------------------------------------------------------------------------
+# --- the parts of monitoring ------------------------------------------------------------------------------------------
 
 
 _LOOK_S = 0.5
@@ -128,7 +133,7 @@ class MonitoringService:
         self._rounds = sources.rounds
         self.export = ExportService(
             home.path / "export",
-            lambda: cluster.config.export,
+            lambda: cluster.config.section(ExportSection),
             lambda: cluster.config.cluster.name,
             lambda text: store.jobs.note("export", text),
         )
@@ -225,13 +230,14 @@ class MonitoringService:
             self._grown_lately.popleft()
         return self._grown_lately[0][1] if self._grown_lately else self.grown.count
 
-    async def test(self, names: Sequence[str]) -> list[Tried]:
-        chosen = names or (LOG, *self._cluster.config.channels)
+    @answers(TestChannels)
+    async def test(self, asked: TestChannels, caller: Caller) -> TriedChannels:
+        chosen = asked.channels or (LOG, *self._cluster.config.channels)
         name = self._cluster.config.cluster.name
         message = Message("this is a test", "info", "test", time.time(), name, "Somebody ran: ugro alerts test")
-        return list(await asyncio.gather(*(self._try(one, message) for one in chosen)))
+        return TriedChannels(tuple(await asyncio.gather(*(self._try(one, message) for one in chosen))))
 
-    async def changes(self, after: int | None) -> AsyncGenerator[list[dict[str, Any]]]:
+    async def changes(self, after: int | None) -> AsyncGenerator[list[Change]]:
         """Events after that number, or from now on; node reports, at first all; and the jobs whose metrics have grown.
 
         Each line has the number of the last event before it. Only events are numbered: a client that reconnects gets
@@ -244,13 +250,13 @@ class MonitoringService:
         seen_grown = self._grown_before(_PAGE_S)
         while not self._is_ending:
             seen = {signal: signal.count for signal in (monitor.changed, moved, self.grown)}
-            lines: list[dict[str, Any]] = []
+            lines: list[Change] = []
             if events := await self._store.jobs.events(after=after):
                 after = events[-1].seq
                 hidden = await self._store.visibility.hidden_from(viewer())
                 lines += [{"cursor": event.seq, "event": event} for event in events if event.job not in hidden]
             if news := _news_of_nodes(shown, monitor.reports):
-                lines.append({"cursor": after, **news})
+                lines.append({"cursor": after, **news})  # type: ignore[typeddict-item]  # some of its keys
             seen_grown, jobs = self.grown_since(seen_grown)
             if grown := set(jobs) - await self._store.visibility.hidden_from(viewer()):
                 lines.append({"cursor": after, "metrics": sorted(grown)})
@@ -302,7 +308,7 @@ def _news_of_nodes(shown: dict[str, NodeReport], reports: dict[str, NodeReport])
 
 
 def _price(cluster: Cluster) -> Price:
-    energy = cluster.config.energy
+    energy = cluster.config.section(EnergySection)
     return Price(energy.price_per_kwh, energy.currency)
 
 

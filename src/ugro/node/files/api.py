@@ -26,9 +26,9 @@ from ugro.node.files.listing import PART, RunFile, Unsendable, is_complete
 from ugro.node.files.outputs import ARRIVING, REMOVING, Kept, Outputs, beside, forget_kept, link_all, remove_all
 from ugro.node.files.transfer import CHUNK, StreamError
 from ugro.node.files.workdir import workdir_of
-from ugro.node.program import Call, Refused
+from ugro.node.program import Call, Refused, method
 from ugro.node.runs.logs import open_below
-from ugro.node.runs.rundir import agent_of, run_of
+from ugro.node.runs.rundir import RunDir, agent_of, run_of
 
 # --- checkpoints ------------------------------------------------------------------------------------------------------
 # The checkpoints of a job on this node: which they are, where they are, and the one that an attempt resumes from.
@@ -42,7 +42,7 @@ from ugro.node.runs.rundir import agent_of, run_of
 # - The newest is the one with the highest number at the end of its name, before suffixes such as .pt (``step_000200``,
 # ``epoch-3.pt``); a number with a decimal point, or of more than 18 digits, does not count. Names without a number
 # come after those with one. Among equals, the attempt that wrote them decides, and then the order in which they were
-# written (``checkpoint_order``). Symbolic links are ignored.
+# written (``checkpoint_dir``). Symbolic links are ignored.
 # - ``UGRO_RESUME_DIR`` is a folder with exactly the checkpoint to resume from: the content of one that is a folder, or
 # the one file. The program must not write to it. If it is not set, there is nothing to resume from. The same
 # checkpoint is in the folder of the checkpoints, under its name.
@@ -189,73 +189,80 @@ Source = Union[Outputs, Kept, Checkpoints, Checkpoint]
 # --- any files --------------------------------------------------------------------------------------------------
 
 
-def list_(call: Call, params: Dict[str, Any]) -> None:
-    source = _source(call, params)
+@method("files.list")
+def list_(call: Call, /, **where: Any) -> None:
+    source = _source(call, where)
     if not source.has_any():  # most runs write none, and are asked again and again
         call.finish({"unlisted": 0, "now_ns": time.time_ns()})
         return
     worker.send(call, lambda into: _list(source, into))
 
 
-def send(call: Call, params: Dict[str, Any]) -> None:
-    source = _source(call, params)
-    wanted = [(listing.name_of(name), int(offset), str(check)) for name, offset, check in params["files"]]
+@method("files.send")
+def send(call: Call, /, *, files: List[List[Any]], **where: Any) -> None:
+    """Streams files: of each its name, from where on, and the hash of what comes before that."""
+    source = _source(call, where)
+    wanted = [(listing.name_of(name), int(offset), str(check)) for name, offset, check in files]
     worker.send(call, lambda into: _send(source, wanted, into))
 
 
-def hashes(call: Call, params: Dict[str, Any]) -> None:
-    source = _source(call, params)
-    names = [listing.name_of(name) for name in params["names"]]
-    worker.do(call, lambda: {"hashes": [_content_hash(source, name) for name in names]})
+@method("files.hashes")
+def hashes(call: Call, /, *, names: List[str], **where: Any) -> None:
+    source = _source(call, where)
+    wanted = [listing.name_of(name) for name in names]
+    worker.do(call, lambda: {"hashes": [_content_hash(source, name) for name in wanted]})
 
 
 # --- outputs ----------------------------------------------------------------------------------------------------
 
 
-def written(call: Call, params: Dict[str, Any]) -> None:
+@method("files.written")
+def written(call: Call, *, runs: List[List[Any]]) -> None:
     """Which of many runs have written anything, as positions in the list: one call instead of many."""
-    agent = agent_of(call, params)
-    runs = [agent.run(str(job), int(attempt)) for job, attempt in params["runs"]]
-    found = {place for place, run in enumerate(runs) if run.has_written()}
-    unsure = [place for place, run in enumerate(runs) if place not in found and run.has_work()]
+    agent = agent_of(call)
+    asked = [agent.run(str(job), int(attempt)) for job, attempt in runs]
+    found = {place for place, run in enumerate(asked) if run.has_written()}
+    unsure = [place for place, run in enumerate(asked) if place not in found and run.has_work()]
     if not unsure:
         call.finish({"written": sorted(found)})
         return
 
     def look() -> Answer:
-        made = {place for place in unsure if workdir_of(runs[place]).has_any()}
+        made = {place for place in unsure if workdir_of(asked[place]).has_any()}
         return {"written": sorted(found | made), "cpu_s": time.process_time()}
 
     worker.do(call, look)
 
 
-def keep(call: Call, params: Dict[str, Any]) -> None:
+@method("files.keep")
+def keep(call: Call, /, *, names: List[str], with_unlisted: bool = False, **where: Any) -> None:
     """Files that are not fetched stay on this node when the run is removed."""
-    names = [listing.name_of(name) for name in params["names"]]
-    with_unlisted = params.get("with_unlisted") is True
-    source: Union[CheckpointDir, Outputs] = Outputs(run_of(call, params))
-    if params.get("part") == PART:
-        source = CheckpointDir(agent_of(call, params), params)
-    worker.do(call, lambda: source.keep(names, with_unlisted=with_unlisted))
+    wanted = [listing.name_of(name) for name in names]
+    source: Union[CheckpointDir, Outputs] = Outputs(_run(call, where))
+    if where.get("part") == PART:
+        source = CheckpointDir(agent_of(call), where)
+    worker.do(call, lambda: source.keep(wanted, with_unlisted=with_unlisted is True))
 
 
-def drop_kept(call: Call, params: Dict[str, Any]) -> None:
+@method("files.drop_kept")
+def drop_kept(call: Call, /, *, names: Optional[List[str]] = None, **where: Any) -> None:
     """These files of an attempt; without names, those of all attempts at the job."""
-    run = run_of(call, params)
-    if params.get("names") is None:
+    run = _run(call, where)
+    if names is None:
         worker.do(call, lambda: forget_kept(run.agent, run.job))
     else:
-        names = [listing.name_of(name) for name in params["names"]]
-        worker.do(call, lambda: _kept(call, params).forget(names))
+        wanted = [listing.name_of(name) for name in names]
+        worker.do(call, lambda: _kept(call, where).forget(wanted))
 
 
 # --- checkpoints ------------------------------------------------------------------------------------------------
 
 
-def prepare(call: Call, params: Dict[str, Any]) -> None:
+@method("files.prepare")
+def prepare(call: Call, /, **where: Any) -> None:
     """Creates the folder for checkpoints; returns its path, and that of the checkpoint to resume from if it is here."""
-    folder = CheckpointDir(agent_of(call, params), params)
-    resume = _resume(folder, params) if params.get("checkpoint") else None
+    folder = CheckpointDir(agent_of(call), where)
+    resume = _resume(folder, where) if where.get("checkpoint") else None
     if resume is None:
         folder.forget_resumed()
 
@@ -266,50 +273,43 @@ def prepare(call: Call, params: Dict[str, Any]) -> None:
     worker.do(call, work)
 
 
-def newest(call: Call, params: Dict[str, Any]) -> None:
-    folder = CheckpointDir(agent_of(call, params), params)
+@method("files.newest")
+def newest(call: Call, /, **where: Any) -> None:
+    """Lists the newest checkpoints of a job."""
+    folder = CheckpointDir(agent_of(call), where)
     if folder.is_ours and not folder.has_any():  # most jobs have none, and are asked again and again
         call.finish({"found": []})
         return
     worker.do(call, lambda: {"found": folder.newest()})
 
 
-def receive(call: Call, params: Dict[str, Any]) -> None:
-    folder = CheckpointDir(agent_of(call, params), params)
-    resume = _resume(folder, params)
-    size = int(params["bytes"])
+@method("files.receive")
+def receive(call: Call, /, *, size: int, **where: Any) -> None:
+    """Takes a checkpoint as a stream of so many bytes."""
+    folder, size = CheckpointDir(agent_of(call), where), int(size)
+    resume = _resume(folder, where)
     worker.receive(call, lambda out, took: {"dir": folder.path, "resume": resume.receive(size, out, took)})
 
 
-def drop_checkpoints(call: Call, params: Dict[str, Any]) -> None:
-    folder = CheckpointDir(agent_of(call, params), params)
-    worker.do(call, folder.drop)
+@method("files.drop_checkpoints")
+def drop_checkpoints(call: Call, /, **where: Any) -> None:
+    worker.do(call, CheckpointDir(agent_of(call), where).drop)
 
 
-METHODS: Dict[str, Callable[[Call, Dict[str, Any]], None]] = {
-    "list": list_,
-    "send": send,
-    "hashes": hashes,
-    "written": written,
-    "keep": keep,
-    "drop_kept": drop_kept,
-    "prepare": prepare,
-    "newest": newest,
-    "receive": receive,
-    "drop_checkpoints": drop_checkpoints,
-}
+def _source(call: Call, where: Dict[str, Any]) -> Source:
+    if where.get("checkpoint"):
+        return Checkpoint(CheckpointDir(agent_of(call), where), name_in(where))
+    if where.get("part") == PART:
+        return Checkpoints(CheckpointDir(agent_of(call), where))
+    return _kept(call, where) if where.get("part") == "kept" else Outputs(_run(call, where))
 
 
-def _source(call: Call, params: Dict[str, Any]) -> Source:
-    if params.get("checkpoint"):
-        return Checkpoint(CheckpointDir(agent_of(call, params), params), name_in(params))
-    if params.get("part") == PART:
-        return Checkpoints(CheckpointDir(agent_of(call, params), params))
-    return _kept(call, params) if params.get("part") == "kept" else Outputs(run_of(call, params))
+def _run(call: Call, where: Dict[str, Any]) -> RunDir:
+    return run_of(call, where["job"], where["attempt"])
 
 
-def _kept(call: Call, params: Dict[str, Any]) -> Kept:
-    return Kept(run_of(call, params), PART if params.get("of") == PART else "")
+def _kept(call: Call, where: Dict[str, Any]) -> Kept:
+    return Kept(_run(call, where), PART if where.get("of") == PART else "")
 
 
 def _resume(folder: CheckpointDir, params: Dict[str, Any]) -> Resume:

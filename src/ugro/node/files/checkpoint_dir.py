@@ -1,4 +1,4 @@
-"""Where a job writes its checkpoints on this node.
+"""Where a job writes its checkpoints on this node; ``api`` lists, sends and drops them.
 
 By default that is a folder of the working directory of its run. Each attempt has a working directory of its own, so the
 entries move: into the new attempt's folder when it starts, and into a folder of the job when a run is removed. They

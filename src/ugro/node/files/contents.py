@@ -17,7 +17,7 @@ from ugro.node import trees, worker
 from ugro.node.files import checkout, gc
 from ugro.node.files import packs as fsync
 from ugro.node.files.packs import LOCK_S, ContentStore, Lacking, PackWriter
-from ugro.node.program import Call, Refused
+from ugro.node.program import Call, Refused, method
 from ugro.node.runs.rundir import RunDir, agent_of
 from ugro.node.trees import BlockReader, StreamError
 
@@ -37,30 +37,36 @@ def store_in(root: str) -> ContentStore:
     return ContentStore(os.path.join(os.path.realpath(root), ".ugro", "contents"))
 
 
-def has(call: Call, params: Dict[str, Any]) -> None:
-    store = _store(call, params)
-    call.finish({"has": store.has_root(trees.parse_id(params["root"]))})
+@method("contents.has")
+def has(call: Call, *, root: str) -> None:
+    """Says whether a code tree is complete."""
+    store = _store(call)
+    call.finish({"has": store.has_root(trees.parse_id(root))})
 
 
-def missing(call: Call, params: Dict[str, Any]) -> None:
+@method("contents.missing")
+def missing(call: Call) -> None:
     """Receives hashes; answers with one bit for each: 1 if its content is missing."""
-    store = _loaded(_store(call, params))
+    store = _loaded(_store(call))
     worker.receive(call, lambda out, took: {"missing": _missing(store, out, took)})
 
 
-def receive(call: Call, params: Dict[str, Any]) -> None:
-    receiving = _Receiver(_loaded(_store(call, params)), params)
+@method("contents.receive")
+def receive(call: Call, *, root: str, size: int, limit_bytes: int) -> None:
+    """Takes contents as a stream."""
+    receiving = _Receiver(_loaded(_store(call)), root, size, limit_bytes)
     worker.receive(call, receiving.receive, WINDOW)
     _sync_when_done(call, receiving)
 
 
-def put(call: Call, params: Dict[str, Any]) -> None:
+@method("contents.put")
+def put(call: Call, *, root: str, size: int, limit_bytes: int, block: str) -> None:
     """As ``receive``, for so little that a separate process would take longer; busy if it might take long."""
-    store = _store(call, params)
-    content = base64.b64decode(params["block"], validate=True)
+    store = _store(call)
+    content = base64.b64decode(block, validate=True)
     if len(content) > MOST_PUT or store.unseen_bytes() > _SEEN_AT_ONCE:
         raise Refused("busy", "this may take long; use receive")
-    receiving = _Receiver(store, params)
+    receiving = _Receiver(store, root, size, limit_bytes)
     try:
         call.finish(receiving.put(content))
     finally:
@@ -68,23 +74,16 @@ def put(call: Call, params: Dict[str, Any]) -> None:
     _sync_when_done(call, receiving)
 
 
-def tidy(call: Call, params: Dict[str, Any]) -> None:
-    store, limit_bytes = _store(call, params), int(params["limit_bytes"])
+@method("contents.tidy", is_routine=True)
+def tidy(call: Call, *, limit_bytes: int) -> None:
+    """Deletes the contents that were used least recently."""
+    store, limit_bytes = _store(call), int(limit_bytes)
 
     def work() -> Answer:
         done = gc.tidy(store, limit_bytes)
         return {"freed_bytes": done.freed_bytes, "kept_bytes": done.kept_bytes, "trees": done.roots}
 
     worker.do(call, work)
-
-
-METHODS: Dict[str, Callable[[Call, Dict[str, Any]], None]] = {
-    "has": has,
-    "missing": missing,
-    "put": put,
-    "receive": receive,
-    "tidy": tidy,
-}
 
 
 # --- for runs ---------------------------------------------------------------------------------------------------
@@ -154,8 +153,8 @@ def _found(run: RunDir, root: bytes, wait_s: float = LOCK_S) -> Iterator[Content
 # --- helpers ----------------------------------------------------------------------------------------------------
 
 
-def _store(call: Call, params: Dict[str, Any]) -> ContentStore:
-    agent_of(call, params)  # one that was replaced is refused
+def _store(call: Call) -> ContentStore:
+    agent_of(call)  # one that was replaced is refused
     return store_in(call.program.root)
 
 
@@ -199,11 +198,11 @@ def _missing(store: ContentStore, out: int, took: Callable[[int], None]) -> str:
 
 
 class _Receiver:
-    def __init__(self, store: ContentStore, params: Dict[str, Any]) -> None:
+    def __init__(self, store: ContentStore, root: str, size: int, limit_bytes: int) -> None:
         self.store = store
-        self._root = trees.parse_id(params["root"])
-        self._bytes = int(params["bytes"])
-        self._limit_bytes = int(params["limit_bytes"])
+        self._root = trees.parse_id(root)
+        self._bytes = int(size)
+        self._limit_bytes = int(limit_bytes)
 
     def receive(self, out: int, took: Callable[[int], None]) -> Answer:
         def pieces() -> Iterator[bytes]:

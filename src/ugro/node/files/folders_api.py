@@ -16,14 +16,13 @@ import stat
 from collections import OrderedDict
 from typing import Any, Callable, Dict, Iterator, List, Set, Tuple
 
-from ugro.features.recipes import on_node as hub_cache
 from ugro.node import durable, trees, worker
 from ugro.node import machine as disk
 from ugro.node.clock import clock_s
 from ugro.node.files import folders as tidying
 from ugro.node.files.contents import WINDOW
 from ugro.node.files.folders import DATA, FileAt, Layout, Place
-from ugro.node.program import Call, Refused
+from ugro.node.program import Call, Refused, method
 from ugro.node.runs.rundir import agent_of
 from ugro.node.trees import BlockReader, StreamError
 
@@ -320,8 +319,10 @@ _PIECE = 1 << 20
 Answer = Dict[str, Any]
 
 
-def has(call: Call, params: Dict[str, Any]) -> None:
-    place, tree = _place(call, params), trees.parse_id(params["root"])
+@method("folders.has")
+def has(call: Call, *, root: str) -> None:
+    """Says whether a folder of a job is complete and unchanged."""
+    place, tree = _place(call), trees.parse_id(root)
 
     def work() -> Answer:
         if place.is_whole(tree):
@@ -333,9 +334,10 @@ def has(call: Call, params: Dict[str, Any]) -> None:
     worker.do(call, work)
 
 
-def receive(call: Call, params: Dict[str, Any]) -> None:
+@method("folders.receive")
+def receive(call: Call, *, root: str, size: int, limit_bytes: int) -> None:
     """Trees and contents; answers with what is still lacking. The first stream of a folder has its trees alone."""
-    place, tree = _place(call, params), trees.parse_id(params["root"])
+    place, tree = _place(call), trees.parse_id(root)
 
     def work(out: int, took: Callable[[int], None]) -> Answer:
         def pieces() -> Iterator[bytes]:
@@ -358,28 +360,14 @@ def receive(call: Call, params: Dict[str, Any]) -> None:
     worker.receive(call, work, WINDOW)
 
 
-def tidy(call: Call, params: Dict[str, Any]) -> None:
-    place, limit_bytes = _place(call, params), int(params["limit_bytes"])
-    keep = [trees.parse_id(one) for one in params["keep"]]
-    worker.do(call, lambda: tidying.tidy(place, limit_bytes, keep))
+@method("folders.tidy")
+def tidy(call: Call, *, limit_bytes: int, keep: List[str]) -> None:
+    """Deletes the folders that were used least recently, and no run uses."""
+    place, limit_bytes = _place(call), int(limit_bytes)
+    kept = [trees.parse_id(one) for one in keep]
+    worker.do(call, lambda: tidying.tidy(place, limit_bytes, kept))
 
 
-def cached(call: Call, params: Dict[str, Any]) -> None:
-    """Which of some repositories of Hugging Face this account has in its cache: for each its folder, or none."""
-    _place(call, params)
-    env = {**os.environ, **{str(name): str(value) for name, value in params["env"].items()}}
-    wanted = [(str(kind), str(repo)) for kind, repo in params["repos"]]
-    worker.do(call, lambda: {"folders": [hub_cache.find(kind, repo, env) for kind, repo in wanted]})
-
-
-METHODS: Dict[str, Callable[[Call, Dict[str, Any]], None]] = {
-    "has": has,
-    "receive": receive,
-    "tidy": tidy,
-    "cached": cached,
-}
-
-
-def _place(call: Call, params: Dict[str, Any]) -> Place:
-    agent_of(call, params)  # one that was replaced is refused
+def _place(call: Call) -> Place:
+    agent_of(call)  # one that was replaced is refused
     return Place(call.program.root)

@@ -165,8 +165,7 @@ def _changed_ns(path: str) -> int:
 # UGRO's own package for the ranks of a run: a file beside its working directory that their Python imports from.
 #
 # It comes through the content store, as code does, and goes with the run. A rank finds it by PYTHONPATH: after the
-# places
-# that the user names there, and before whatever is installed on the node.
+# places that the user names there, and before whatever is installed on the node.
 
 
 FILE = "ugro.zip"

@@ -1,4 +1,4 @@
-"""What the sampler reports about a GPU and its processes, in the fields of ``core.node``.
+"""What the sampler reports about a GPU and its processes, in the fields of ``kernel.links.model``.
 
 Every source (``nvml``, ``gpu_tools``) fills these in; ``None`` means "not known", never zero.
 """

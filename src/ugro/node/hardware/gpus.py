@@ -1,7 +1,7 @@
 """The GPU sampler: a process that answers each line on one pipe with one line of JSON on another.
 
 The node program never touches a GPU driver: if a driver hangs or crashes, it gets no answer or the end of the pipe.
-``remote.hardware.sampler`` starts this process.
+``node.hardware.sampler`` starts this process.
 """
 
 from __future__ import annotations

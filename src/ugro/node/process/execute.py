@@ -17,7 +17,7 @@ from typing import Any, Callable, Dict, List, NoReturn, Optional, Set, Tuple
 
 from ugro.node import wire
 from ugro.node.process import process_tree
-from ugro.node.program import Call, Program
+from ugro.node.program import Call, Program, method
 
 # --- wakeup -----------------------------------------------------------------------------------------------------------
 # Signals as something to wait for: a descriptor that can be read when one came.
@@ -66,20 +66,29 @@ MAX_GRACE_S = 3600.0
 LEFT_OUTPUT_S = 0.5
 
 
-def execute(call: Call, params: Dict[str, Any]) -> None:
-    argv = [_encoded(word) for word in params["argv"]]
-    if not argv or not isinstance(params["argv"], list):
+@method("exec")
+def execute(
+    call: Call,
+    *,
+    argv: List[str],
+    marker: str,
+    env: Optional[Dict[str, str]] = None,
+    cwd: Optional[str] = None,
+    grace_s: float = GRACE_S,
+) -> None:
+    """Runs a command; its output streams beside the answer."""
+    words = [_encoded(word) for word in argv]
+    if not words or not isinstance(argv, list):
         raise ValueError("a command is needed, as a list of words")
-    extra = {_encoded(key): _encoded(value) for key, value in dict(params.get("env") or {}).items()}
+    extra = {_encoded(key): _encoded(value) for key, value in dict(env or {}).items()}
     if any(b"=" in key or not key for key in extra):
         raise ValueError("a variable's name is empty or has a = in it")
-    marker = _encoded(params["marker"])
-    env = {**os.environb, **extra, MARK.encode(): marker}
-    cwd = os.path.expanduser(_encoded(params.get("cwd") or "~"))
-    grace_s = float(params.get("grace_s", GRACE_S))
+    mark = _encoded(marker)
+    variables = {**os.environb, **extra, MARK.encode(): mark}
+    folder, grace_s = os.path.expanduser(_encoded(cwd or "~")), float(grace_s)
     if not 0 <= grace_s <= MAX_GRACE_S:
         raise ValueError("grace_s is not between 0 and %g" % MAX_GRACE_S)
-    run_guarded(call, Command(argv, env, cwd, grace_s), marker)
+    run_guarded(call, Command(words, variables, folder, grace_s), mark)
 
 
 def _encoded(word: Any) -> bytes:
@@ -358,6 +367,3 @@ def close_all_but(keep: List[int]) -> None:
         os.closerange(start, fd)
         start = fd + 1
     os.closerange(start, highest + 1)
-
-
-METHODS = {"exec": execute}

@@ -7,19 +7,18 @@ that the node program goes on answering. That process can be killed at any momen
 from __future__ import annotations
 
 import time
-from typing import Any, Callable, Dict, List, Optional, Set, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Set, Tuple
 
-from ugro.features.power.node.cores import bind
 from ugro.node import durable, wire, worker
 from ugro.node.clock import moment
-from ugro.node.program import Call, Refused
+from ugro.node.program import Call, Refused, method
 from ugro.node.runs import ports
 from ugro.node.runs import start as starting
 from ugro.node.runs import stop as stopping
+from ugro.node.runs.cores import bind
 from ugro.node.runs.logs import follow as follow_file
 from ugro.node.runs.rundir import MOST_MARK_BYTES, AgentDir, RunDir, agent_of, run_of, seen_agent_of
 from ugro.node.runs.runspec import GRACE_S, grace, stop_signal
-from ugro.node.runs.setup import setup as set_up
 from ugro.node.runs.supervisors import Supervisors
 from ugro.node.runs.watch import watch as watch_runs
 from ugro.node.worker import Answer
@@ -33,51 +32,72 @@ _PAUSE_S = 0.005
 _swept: Set[str] = set()
 
 
-def start(call: Call, params: Dict[str, Any]) -> None:
-    starting.start(call, agent_of(call, params), params["runs"])
+@method("runs.start")
+def start(call: Call, *, runs: List[Dict[str, Any]]) -> None:
+    """Starts runs; one run is a list of one."""
+    starting.start(call, agent_of(call), runs)
 
 
-def stop(call: Call, params: Dict[str, Any]) -> None:
-    run = run_of(call, params)
-    reason, grace_s = str(params.get("reason") or "asked to"), grace(params.get("grace_s", GRACE_S))
-    signum = stop_signal(params.get("signal"))
+@method("runs.stop")
+def stop(
+    call: Call, *, job: str, attempt: int, reason: str = "", grace_s: float = GRACE_S, signal: Optional[str] = None
+) -> None:
+    run, reason, grace_s = run_of(call, job, attempt), str(reason or "asked to"), grace(grace_s)
+    signum = stop_signal(signal)
     worker.do(call, lambda: {"run": stopping.stop(run, reason, grace_s, signum)})
 
 
-def remove(call: Call, params: Dict[str, Any]) -> None:
-    agent = agent_of(call, params)
-    starting.remove(call, [agent.run(str(job), int(attempt)) for job, attempt in params["runs"]], _remove)
+@method("runs.remove")
+def remove(call: Call, *, runs: List[List[Any]]) -> None:
+    """Deletes the directories of runs that have ended: job and attempt of each."""
+    agent = agent_of(call)
+    starting.remove(call, [agent.run(str(job), int(attempt)) for job, attempt in runs], _remove)
 
 
-def watch(call: Call, params: Dict[str, Any]) -> None:
-    watch_runs(call, agent_of(call, params), int(params["generation"]))
+@method("runs.watch", is_standing=True)
+def watch(call: Call) -> None:
+    """Streams the state of runs as it changes."""
+    watch_runs(call, agent_of(call), int(call.asker["generation"]))
 
 
-def follow(call: Call, params: Dict[str, Any]) -> None:
-    promptly = params.get("promptly") is True
-    follow_file(call, run_of(call, params), str(params["file"]), int(params.get("offset", 0)), promptly=promptly)
+@method("runs.follow")
+def follow(
+    call: Call, *, job: str, attempt: int, file: str, offset: int = 0, promptly: bool = False
+) -> None:
+    """Streams a run's log from an offset."""
+    follow_file(call, run_of(call, job, attempt), str(file), int(offset), promptly=promptly is True)
 
 
-def renew(call: Call, params: Dict[str, Any]) -> None:
-    silent_s = agent_of(call, params).renew(params.get("as_of"))
+@method("runs.renew", is_standing=True)
+def renew(call: Call, *, as_of: Optional[Dict[str, Any]] = None) -> None:
+    """Extends the leases of runs."""
+    silent_s = agent_of(call).renew(as_of)
     call.finish({"now": moment(), "silent_s": round(silent_s, 3)})
 
 
-def mark(call: Call, params: Dict[str, Any]) -> None:
+@method("runs.mark", is_standing=True)
+def mark(call: Call, *, mark: Optional[str] = None) -> None:
     """Keeps the agent's mark if there is one in the call; else an agent that was replaced gets an answer, too."""
-    if params.get("mark") is not None:
-        agent_of(call, params).put_mark(str(params["mark"])[:MOST_MARK_BYTES])
-    agent = seen_agent_of(call, params)
+    if mark is not None:
+        agent_of(call).put_mark(str(mark)[:MOST_MARK_BYTES])
+    agent = seen_agent_of(call)
     call.finish({"now": moment(), "mark": agent.mark(), "generation": agent.newest_generation})
 
 
-def tickets(call: Call, params: Dict[str, Any]) -> None:
+@method("runs.tickets", is_routine=True)
+def tickets(
+    call: Call,
+    *,
+    runs: Optional[Sequence[str]] = None,
+    jobs: Sequence[str] = (),
+    after: str = "",
+    admits: bool = False,
+) -> None:
     """Of some runs, or of all. Unless it wants to be obeyed, an agent that was replaced gets an answer, too."""
-    agent = agent_of(call, params) if params.get("admits") else seen_agent_of(call, params)
-    names = None if params.get("runs") is None else [str(name) for name in params["runs"]][:MOST_TICKETS]
-    jobs = [str(job) for job in params.get("jobs") or ()][:MOST_TICKETS]
-    after = str(params.get("after") or "")
-    worker.do(call, lambda: {**_tickets(agent, names, after), "started": _started(agent, jobs)})
+    agent = agent_of(call) if admits else seen_agent_of(call)
+    names = None if runs is None else [str(name) for name in runs][:MOST_TICKETS]
+    newest_of, after = [str(job) for job in jobs or ()][:MOST_TICKETS], str(after or "")
+    worker.do(call, lambda: {**_tickets(agent, names, after), "started": _started(agent, newest_of)})
 
 
 def _tickets(agent: AgentDir, names: Optional[List[str]], after: str) -> Dict[str, Any]:
@@ -102,36 +122,36 @@ def _started(agent: AgentDir, jobs: List[str]) -> Dict[str, int]:
     return {job: agent.fence(job).seen() for job in jobs if agent.is_name(job + ".1")}
 
 
-def setup(call: Call, params: Dict[str, Any]) -> None:
-    set_up(call, run_of(call, params), params)
+@method("runs.reserve_port")
+def reserve_port(call: Call, *, job: str, attempt: int, count: int = 1, preferred: Optional[int] = None) -> None:
+    run, count = run_of(call, job, attempt), int(count)
+    wanted = None if preferred is None else int(preferred)
+    worker.do(call, lambda: {"ports": ports.reserve(run, count, wanted)})
 
 
-def reserve_port(call: Call, params: Dict[str, Any]) -> None:
-    run, count = run_of(call, params), int(params.get("count", 1))
-    preferred = None if params.get("preferred") is None else int(params["preferred"])
-    worker.do(call, lambda: {"ports": ports.reserve(run, count, preferred)})
+@method("runs.free_port")
+def free_port(call: Call, *, job: str, attempt: int) -> None:
+    call.finish({"now": moment(), "ports": ports.free(run_of(call, job, attempt))})
 
 
-def free_port(call: Call, params: Dict[str, Any]) -> None:
-    call.finish({"now": moment(), "ports": ports.free(run_of(call, params))})
-
-
-def control(call: Call, params: Dict[str, Any]) -> None:
+@method("runs.control")
+def control(call: Call, /, *, job: str, attempt: int, binds_cores: bool = False, **params: Any) -> None:
     """A word to the ranks of a run, in a file that they look at now and then; the newest one of its kind holds."""
-    run = run_of(call, params)
+    run = run_of(call, job, attempt)
     name, word = _part(params) if "part" in params else _tracing(params)
     if run.exit() is not None or not run.is_alive():
         raise Refused("not-running", "%s does not run on this node" % run.name)
     durable.write_json(run.file(name), {"run": run.name, **word}, is_lasting=False)
-    if params.get("binds_cores"):
+    if binds_cores:
         worker.do(call, lambda: bind(run, word["part"]))
     else:
         call.finish({"now": moment()})
 
 
-def start_again(call: Call, params: Dict[str, Any]) -> None:
+@method("runs.start_again")
+def start_again(call: Call, *, job: str, attempt: int, rank: int, starts: int) -> None:
     """A rank that was lost, of a run that goes on without it; once for each number of starts."""
-    run, rank, starts = run_of(call, params), int(params["rank"]), int(params["starts"])
+    run, rank, starts = run_of(call, job, attempt), int(rank), int(starts)
     if run.exit() is not None or not run.is_alive():
         raise Refused("not-running", "%s does not run on this node" % run.name)
     stopping.start_again(run, rank, starts)
@@ -150,23 +170,6 @@ def _part(params: Dict[str, Any]) -> Tuple[str, Dict[str, Any]]:
     if not 0 < part <= 1:
         raise ValueError("a part of a share is over 0 and up to 1")
     return "part.json", {"part": part}
-
-
-METHODS: Dict[str, Callable[[Call, Dict[str, Any]], None]] = {
-    "start": start,
-    "stop": stop,
-    "remove": remove,
-    "watch": watch,
-    "follow": follow,
-    "renew": renew,
-    "mark": mark,
-    "tickets": tickets,
-    "setup": setup,
-    "reserve_port": reserve_port,
-    "free_port": free_port,
-    "control": control,
-    "start_again": start_again,
-}
 
 
 def _remove(call: Call, run: RunDir) -> None:

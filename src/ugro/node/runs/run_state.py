@@ -37,8 +37,7 @@ from ugro.node.runs.runspec import RunSpec, with_path
 #
 # Otherwise its ranks are bound to as many cores, which no other run of ours has if there are enough, and its memory is
 # bookkeeping only. A limit of a process's address space is no replacement: CUDA reserves far more than it uses, and
-# every
-# process of a run would have the whole of it.
+# every process of a run would have the whole of it.
 
 
 _REMOVE_S = 0.2  # a process that has ended leaves its group soon after

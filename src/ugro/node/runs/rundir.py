@@ -1,4 +1,4 @@
-"""The run directory: which file means what, and the guards that make a start happen at most once.
+"""The run directory: which file means what, its lease, and the guards that make a start happen at most once.
 
 ``<root>/.ugro/agents/<agent>@<node>@<machine>/`` holds the agent's generation, its lease, a fence for each job, and a
 directory for each run (one attempt at a job on this node). It belongs to one node name on one machine, also where
@@ -503,19 +503,19 @@ def _boot_number() -> int:
 # Which agent and which run a call is about. An agent that was replaced is refused.
 
 
-def agent_of(call: Call, params: Dict[str, Any]) -> AgentDir:
-    agent = AgentDir(call.program.root, str(params["agent"]), call.program.node_key)
-    agent.admit(int(params["generation"]))
+def agent_of(call: Call) -> AgentDir:
+    agent = seen_agent_of(call)
+    agent.admit(int(call.asker["generation"]))
     return agent
 
 
-def seen_agent_of(call: Call, params: Dict[str, Any]) -> AgentDir:
+def seen_agent_of(call: Call) -> AgentDir:
     """Also of an agent that was replaced: for calls that change nothing."""
-    return AgentDir(call.program.root, str(params["agent"]), call.program.node_key)
+    return AgentDir(call.program.root, str(call.asker["agent"]), call.program.node_key)
 
 
-def run_of(call: Call, params: Dict[str, Any]) -> RunDir:
-    return agent_of(call, params).run(str(params["job"]), int(params["attempt"]))
+def run_of(call: Call, job: str, attempt: int) -> RunDir:
+    return agent_of(call).run(str(job), int(attempt))
 
 
 # --- live runs --------------------------------------------------------------------------------------------------------

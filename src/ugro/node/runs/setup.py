@@ -17,9 +17,9 @@ from ugro.node import machine as disk
 from ugro.node.clock import moment
 from ugro.node.files import contents
 from ugro.node.process.execute import GRACE_S, MARK, Command, run_guarded
-from ugro.node.program import Call
+from ugro.node.program import Call, method
 from ugro.node.runs.logs import last_lines
-from ugro.node.runs.rundir import AgentDir, RunDir
+from ugro.node.runs.rundir import AgentDir, RunDir, run_of
 from ugro.node.runs.runspec import environment, folder, search_path, with_path
 
 TAIL_LINES = 50
@@ -31,15 +31,20 @@ _SHELL = b'exec /bin/sh -eu "$1" >"$2" 2>&1'
 _GIVEN = ("UGRO_JOB", "UGRO_ATTEMPT")
 
 
-def setup(call: Call, run: RunDir, params: Dict[str, Any]) -> None:
-    key, script = str(params["key"]), params["script"]
+@method("runs.setup")
+def setup(call: Call, /, *, job: str, attempt: int, key: str, script: str, **where: Any) -> None:
+    """Runs a job's setup script once: in ``cwd``, with ``env`` and ``path``, in a copy of ``code``.
+
+    ``key`` is of everything that it depends on.
+    """
+    run, key = run_of(call, job, attempt), str(key)
     if not _KEY.fullmatch(key) or not isinstance(script, str):
         raise ValueError("a key of letters and digits is needed, and a script")
     place = _Place(run.agent, key)
-    cwd = folder(params.get("cwd"))
-    env = with_path({**os.environb, **environment(params.get("env"))}, search_path(params.get("path")))
+    cwd = folder(where.get("cwd"))
+    env = with_path({**os.environb, **environment(where.get("env"))}, search_path(where.get("path")))
     env.update((name.encode(), os.fsencode(value)) for name, value in run.variables().items() if name in _GIVEN)
-    code = None if params.get("code") is None else trees.parse_id(params["code"])
+    code = None if where.get("code") is None else trees.parse_id(where["code"])
     _Setup(call, place, script, _check_out(run, place, code) if code else None).go_on_with(env, cwd)
 
 

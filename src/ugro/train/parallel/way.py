@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 # BatchNorm over the samples of all ranks, each sample weighted equally, on CPUs and GPUs.
 #
 # On GPUs it is torch's SyncBatchNorm, which counts the samples of each rank, and here leaves out those of a rank
-# without
-# samples of its own. torch has none for CPUs.
+# without samples of its own. torch has none for CPUs.
 
 
 @dataclass(slots=True)

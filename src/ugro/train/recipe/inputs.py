@@ -1,4 +1,4 @@
-"""Images as tensors: read, cut to a square and normalised, as a model's image processor says. Without torchvision."""
+"""What recipes feed: labels, images as tensors (without torchvision), and a tiny text data set to try."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One update of the parameters: gradients of the whole batch, clipped, then optimizer and learning rate."""
+"""What recipes train with: updates of the parameters, LoRA, precision, and evaluation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Divides the global batch among unequal ranks, step by step: observations in, a plan with its reason out.
+"""Notices stragglers (``RankWatch``), and divides the global batch among unequal ranks: observations in, a plan out.
 
 Every rank has a planner, feeds it the same gathered numbers and gets the same plans, without any coordination. A plan
 changes only if the gain exceeds the noise: after a window of steps, or at once when a rank has become slower or faster.

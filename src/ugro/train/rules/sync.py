@@ -1,4 +1,4 @@
-"""How often ranks synchronise: in every step, or in rounds of their own steps (local SGD)."""
+"""Decides how often ranks synchronise (every step, or rounds of local SGD), and how gradients are compressed."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from ugro.train.rules.shares import Bounds, Cost, Mode, in_proportion, split
 # Which compression of gradients pays: the ladder from none over half precision to low rank. Pure.
 #
 # The least that is lost for a speed near the best: half precision costs next to nothing, low rank (PowerSGD) changes
-# the
-# gradient of each step and makes up for it in later ones.
+# the gradient of each step and makes up for it in later ones.
 
 
 _WORTH_IT = 0.1  # of a step that the exchange takes
@@ -276,11 +275,9 @@ def batches(samples: int, batch: int) -> list[int]:
 # What a rank's update of the model counts, when some ranks are late. Pure: every rank gets the same result.
 #
 # A rank is late by as many rounds as were concluded without it since it got its samples. A late update was computed
-# from
-# an older model: in the average, each of its samples counts 1 / (1 + delay) of one that is in time. If nobody is in
-# time,
-# the model moves by that part of the average only. An update that is later than allowed is rejected,
-# and so is one with numbers that are not finite.
+# from an older model: in the average, each of its samples counts 1 / (1 + delay) of one that is in time. If nobody is
+# in time, the model moves by that part of the average only. An update that is later than allowed is rejected, and so is
+# one with numbers that are not finite.
 
 
 _PATIENCE = 0.5  # of a round's planned time

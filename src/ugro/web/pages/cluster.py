@@ -10,13 +10,13 @@ from typing import Annotated, Any
 
 from fastapi import FastAPI, Query, Request, Response
 
+from ugro.features.alerts.config import AlertSection
 from ugro.features.environments.model import SHORT
 from ugro.features.hardware import pages as hardware
 from ugro.kernel.access.caller import disguised, viewer, visible
 from ugro.kernel.access.model import node_of
 from ugro.kernel.agent.agent import Agent
 from ugro.kernel.agent.model import Event
-from ugro.kernel.config.schema import Alerts
 from ugro.kernel.jobs.model import Job, JobState, Launcher, Share
 from ugro.kernel.jobs.rows import Happened
 from ugro.kernel.links.model import Gpu, GpuProcess, Status
@@ -190,7 +190,7 @@ class Grid:
 Held = Mapping[tuple[str, int], Holder]  # by node and GPU
 
 
-def gpu_grid(rows: Sequence[NodeRow], jobs: Iterable[Job], limits: Alerts) -> Grid:
+def gpu_grid(rows: Sequence[NodeRow], jobs: Iterable[Job], limits: AlertSection) -> Grid:
     """``rows`` are in the order of the page; ``jobs`` are those that hold devices. Each machine counts once."""
     rows = [row for row in rows if not row.second_name or row.jobs]
     held = holders(jobs)
@@ -219,14 +219,14 @@ def _processes(share: Share) -> int:
     return len(share.gpus) or 1
 
 
-def _tiles(row: NodeRow, held: Held, limits: Alerts) -> Iterator[Tile]:
+def _tiles(row: NodeRow, held: Held, limits: AlertSection) -> Iterator[Tile]:
     known = {gpu.index: gpu for gpu in row.gpus}
     of_jobs = {index for node, index in held if node == row.name}
     for index in sorted(known.keys() | of_jobs):
         yield _tile(row, index, known.get(index), held.get((row.name, index)), limits)
 
 
-def _tile(row: NodeRow, index: int, gpu: Gpu | None, holder: Holder | None, limits: Alerts) -> Tile:
+def _tile(row: NodeRow, index: int, gpu: Gpu | None, holder: Holder | None, limits: AlertSection) -> Tile:
     own = str(holder.job.id) if holder else None
     others = tuple(one for one in (gpu.processes if gpu else ()) if not (one.is_ours and one.job and one.job == own))
     is_used = gpu is not None and bool(others or gpu.holder or _works(gpu))
@@ -234,7 +234,7 @@ def _tile(row: NodeRow, index: int, gpu: Gpu | None, holder: Holder | None, limi
     return Tile(row, index, gpu, holder, sign, others)
 
 
-def _problem(row: NodeRow, gpu: Gpu | None, limits: Alerts) -> Sign | None:
+def _problem(row: NodeRow, gpu: Gpu | None, limits: AlertSection) -> Sign | None:
     if gpu is None:
         return _absence(row)
     if gpu.error:
@@ -287,7 +287,7 @@ def add_cluster_pages(app: FastAPI, site: Site) -> None:
 
     @app.get("/")
     async def cluster(request: Request, wanted: Annotated[NodesQuery, Query()]) -> Response:
-        rows, limits = await overview.rows(), site.agent.cluster.config.alerts
+        rows, limits = await overview.rows(), site.agent.cluster.config.section(AlertSection)
         monitoring = site.agent.monitoring
         live = monitoring.live
         held = disguised(live.holding())

@@ -34,21 +34,19 @@ from ugro.kernel.jobs.model import (
     ranges,
 )
 from ugro.kernel.jobs.model import places as places
-from ugro.kernel.jobs.records import NodePlan, Plan, RankPlan
-from ugro.kernel.jobs.scheduling.why import Why
+from ugro.kernel.jobs.records import NodePlan, Plan, RankPlan, Why
 from ugro.kernel.support import moments as clock
 from ugro.kernel.support.quantities import signal_name
 from ugro.kernel.support.secrets import HIDDEN, masked
-from ugro.kernel.telemetry.curves import KeySummary, Wanted
+from ugro.kernel.telemetry.curves import Wanted
 from ugro.kernel.telemetry.metricstore import job_owner
-from ugro.kernel.telemetry.model import is_internal
+from ugro.kernel.telemetry.model import KeySummary, is_internal
 
 # --- ranks ------------------------------------------------------------------------------------------------------------
 # The ranks of a job's newest attempt: node and state of each, as far as known.
 #
 # A node reports that it has started its ranks, and their ends when all of them have ended. With several ranks on one
-# node
-# it is not known before that whether one has already ended.
+# node it is not known before that whether one has already ended.
 
 
 _NOT_YET = frozenset({RunState.ABSENT, RunState.STARTING})
@@ -153,7 +151,7 @@ PARTS = ("data", "forward", "backward", "optimizer", "other", "communication", "
 @dataclass(frozen=True, slots=True)
 class JobPage:
     job: Job
-    attempts: list[Attempt]
+    attempts: tuple[Attempt, ...]
     why: Why | None  # of a queued job
     failure: Failure | None
     headline: Headline

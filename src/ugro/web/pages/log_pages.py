@@ -20,8 +20,8 @@ from ugro.kernel.files.results.log_mirror import index_path, line_begin, written
 # --- times ------------------------------------------------------------------------------------------------------------
 # When the bytes of a log were collected, and which are missing, from a few lines of its index.
 #
-# The index (``agent.artifacts.log_index``) has up to a line for each second of a run. It is searched on disk, so a page
-# of a log costs the same after a minute and after a month.
+# The index (see ``kernel/files/results/log_mirror.py``) has up to a line for each second of a run. It is searched on
+# disk, so a page of a log costs the same after a minute and after a month.
 
 
 _BLOCK = 16 * 1024

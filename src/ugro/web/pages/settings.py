@@ -9,7 +9,7 @@ from importlib.metadata import Distribution, PackageNotFoundError, distribution
 
 from fastapi import FastAPI, Request, Response
 
-from ugro.features.alerts.config import LOG
+from ugro.features.alerts.config import LOG, AlertSection
 from ugro.kernel.config.kinds import flow
 from ugro.kernel.config.schema import Config
 from ugro.kernel.config.section import Key, Section
@@ -58,7 +58,7 @@ def add_settings_pages(app: FastAPI, site: Site) -> None:
             nodes=[(spec, masked(spec.env)) for spec in config.nodes],
             # Without addresses, which may be secret.
             channels=[(LOG, "the agent's log"), *((name, one.type) for name, one in config.channels.items())],
-            alert_channels=config.alerts.channels,
+            alert_channels=config.section(AlertSection).channels,
             token_file=site.agent.home.path / "dashboard.token",
             is_encrypted=config.dashboard.certificate_file is not None,
         )

@@ -15,6 +15,9 @@ import ugro
 from tests.rig.pretend_agent import pretend_agent
 from ugro.client.client import Client
 from ugro.client.http import connected
+from ugro.features.environments.client import set_up
+from ugro.features.environments.operations import PrepareEnvironment
+from ugro.features.ray import client as ray
 from ugro.features.recipes.client import Wanted
 from ugro.features.remote_access.client.agent import RemoteAgent
 from ugro.features.remote_access.client.master import Master
@@ -23,7 +26,7 @@ from ugro.features.services.client import ServiceWish
 from ugro.features.sweeps.client import SweepWish
 from ugro.kernel.agent.model import AgentStatus
 from ugro.kernel.support.codec import dumps
-from ugro.kernel.support.errors import NotAllowed
+from ugro.kernel.support.errors import NotAllowed, UgroError
 from ugro.kernel.support.errors import Wanted as AskedFor
 from ugro.kernel.support.state_dir import StateDir
 
@@ -85,9 +88,9 @@ CALLS: dict[str, Callable[[Client], object]] = {
     "dry run": lambda client: client.jobs.dry_run(fields=FIELDS),
     "sweep": lambda client: client.sweeps.start(None, SweepWish(FIELDS)),
     "service": lambda client: client.services.start(ServiceWish(fields=FIELDS)),
-    "setup": lambda client: list(client.environments.setup(fields={"package": ["torch"]})),
+    "setup": lambda client: list(set_up(client, PrepareEnvironment(fields={"package": ["torch"]}))),
     "plan": lambda client: client.planning.plan(),
-    "Ray cluster": lambda client: client.ray_clusters.start(),
+    "Ray cluster": lambda client: ray.start(client),
 }
 
 
@@ -106,7 +109,7 @@ def test_a_variable_that_the_user_names_is_sent(
 ) -> None:
     monkeypatch.setenv("TOKEN", "mine")
     liar.needs = ["TOKEN"]
-    with pytest.raises(KeyError):  # it asks again, instead of making a job
+    with pytest.raises(UgroError, match="asks for the same variables again"):
         client.jobs.submit(fields=FIELDS)
     assert json.loads(liar.heard[-1])["env"] == {"TOKEN": "mine"}
 

@@ -5,8 +5,8 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ugro.kernel.links.model import Facts, Gpu, Machine, NodeReport, Status
-from ugro.kernel.links.rules import Candidate, Choice, Exclusion, best_node, exclusions
+from ugro.kernel.links.model import Choice, Exclusion, Facts, Gpu, Machine, NodeReport, Status
+from ugro.kernel.links.rules import Candidate, best_node, exclusions
 
 GIB = 2**30
 

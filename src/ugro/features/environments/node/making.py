@@ -12,7 +12,7 @@ import fcntl
 import json
 import os
 import time
-from typing import Any, Callable, Dict, List, NoReturn, Optional, Tuple
+from typing import Any, Dict, List, NoReturn, Optional, Sequence, Tuple
 
 from ugro.features.environments.node import interpreters as existing
 from ugro.features.environments.node import interpreters as host
@@ -26,7 +26,7 @@ from ugro.node import durable, wire, worker
 from ugro.node import home as trust
 from ugro.node import machine as disk
 from ugro.node.process.execute import GRACE_S, Command, run_guarded
-from ugro.node.program import Call, Refused
+from ugro.node.program import Call, Refused, method
 from ugro.node.runs.rundir import agent_of, point
 
 # Where tests kill or stop this process; together they are every step between two durable things.
@@ -136,70 +136,71 @@ _MOST_NAMES = 1000
 _MOST_CHECK_S = 600.0
 
 
-def ready(call: Call, params: Dict[str, Any]) -> None:
-    place = _place(call, params)
-    name = checked_name(params["name"])
+@method("env.ready")
+def ready(call: Call, *, name: str) -> None:
+    """Says whether an environment is there; marks it as used."""
+    place, name = _place(call), checked_name(name)
     place.note_use(name)
     call.finish({"made": place.made(name)})
 
 
-def make(call: Call, params: Dict[str, Any]) -> None:
-    place, recipe = _place(call, params), Recipe(dict(params["recipe"]))
-    made = place.made(recipe.name)
+@method("env.make")
+def make(call: Call, *, recipe: Dict[str, Any]) -> None:
+    """Makes an environment; its progress streams beside the answer."""
+    place, wanted = _place(call), Recipe(dict(recipe))
+    made = place.made(wanted.name)
     if made is not None:
-        place.note_use(recipe.name)
+        place.note_use(wanted.name)
         call.data(wire.OUT, json.dumps({"made": made}).encode() + b"\n")
         call.finish({})
         return
-    marker = os.fsencode("%s.%s" % (place.environment(recipe.name), os.urandom(8).hex()))
-    lock = place.open_lock(recipe.name)
+    marker = os.fsencode("%s.%s" % (place.environment(wanted.name), os.urandom(8).hex()))
+    lock = place.open_lock(wanted.name)
     try:
-        run_guarded(call, Making(place, recipe, lock, marker), marker)
+        run_guarded(call, Making(place, wanted, lock, marker), marker)
     finally:
         os.close(lock)  # the guard has it from now on
 
 
-def check(call: Call, params: Dict[str, Any]) -> None:
-    _place(call, params)
-    path, timeout_s = str(params["path"]), min(_MOST_CHECK_S, float(params["limit_s"]))
-    worker.do(call, lambda: {"made": existing.check(path, timeout_s)})
+@method("env.check")
+def check(call: Call, *, path: str, limit_s: float) -> None:
+    """Looks at an environment that somebody else made."""
+    _place(call)
+    path, limit_s = str(path), min(_MOST_CHECK_S, float(limit_s))
+    worker.do(call, lambda: {"made": existing.check(path, limit_s)})
 
 
-def about(call: Call, params: Dict[str, Any]) -> None:
-    place, addresses = _place(call, params), [str(one) for one in params.get("urls") or ()]
-    pythons = place.pythons if params.get("with_pythons", True) else None
+@method("env.about")
+def about(call: Call, *, urls: Sequence[str] = (), with_pythons: bool = True) -> None:
+    """Names the platform, the interpreters, and which addresses are reached."""
+    place, addresses = _place(call), [str(one) for one in urls or ()]
+    pythons = place.pythons if with_pythons else None
     worker.do(call, lambda: host.about(pythons, addresses))
 
 
-def list_all(call: Call, params: Dict[str, Any]) -> None:
-    place = _place(call, params)
+@method("env.list")
+def list_all(call: Call) -> None:
+    place = _place(call)
     worker.do(call, lambda: {"environments": tidy.listed(place)})
 
 
-def remove(call: Call, params: Dict[str, Any]) -> None:
-    place, names = _place(call, params), _names(params["names"])
-    worker.do(call, lambda: tidy.remove(place, names))
+@method("env.remove")
+def remove(call: Call, *, names: List[str]) -> None:
+    """Deletes environments that no run uses."""
+    place, wanted = _place(call), _names(names)
+    worker.do(call, lambda: tidy.remove(place, wanted))
 
 
-def gc(call: Call, params: Dict[str, Any]) -> None:
-    place, limit_bytes = _place(call, params), int(params["limit_bytes"])
-    unused_s = None if params.get("unused_s") is None else float(params["unused_s"])
-    worker.do(call, lambda: tidy.tidy(place, limit_bytes, unused_s))
+@method("env.gc", is_routine=True)
+def gc(call: Call, *, limit_bytes: int, unused_s: Optional[float] = None) -> None:
+    """Deletes the environments that were used least recently."""
+    place, limit_bytes = _place(call), int(limit_bytes)
+    age_s = None if unused_s is None else float(unused_s)
+    worker.do(call, lambda: tidy.tidy(place, limit_bytes, age_s))
 
 
-METHODS: Dict[str, Callable[[Call, Dict[str, Any]], None]] = {
-    "ready": ready,
-    "make": make,
-    "check": check,
-    "about": about,
-    "list": list_all,
-    "remove": remove,
-    "gc": gc,
-}
-
-
-def _place(call: Call, params: Dict[str, Any]) -> Place:
-    agent_of(call, params)  # one that was replaced is refused
+def _place(call: Call) -> Place:
+    agent_of(call)  # one that was replaced is refused
     return Place(call.program.root)
 
 

@@ -334,8 +334,7 @@ def _pin(line: str) -> tuple[str, str] | None:
 # What holds for packages that somebody chose who does not have the agent's account: they are wheels, from the web.
 #
 # A package without a wheel would have to be built to be resolved, and building runs its code on the agent's machine.
-# And
-# uv reads any file that an index or a package refers to: with the agent's account, a wheel of the owner's own.
+# And uv reads any file that an index or a package refers to: with the agent's account, a wheel of the owner's own.
 
 
 HINT = (

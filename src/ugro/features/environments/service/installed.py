@@ -1,4 +1,4 @@
-"""Reads what the script of a job imports from the snapshot of its code. The rules are in ``policy.nodes.imports``."""
+"""What jobs ran with, what their scripts import, and which modules nodes have. ``rules.imports`` decides."""
 
 from __future__ import annotations
 
@@ -33,9 +33,10 @@ from ugro.kernel.links.model import NodeSpec
 from ugro.kernel.links.node import Node
 from ugro.kernel.links.rules import Unknown
 from ugro.kernel.support.aio import together
-from ugro.kernel.support.codec import DecodeError, decode, dumps
+from ugro.kernel.support.codec import dumps
 from ugro.kernel.support.errors import NotFound, RemoteFailure, TimedOut, UgroError, Unreachable
-from ugro.node import messages, trees
+from ugro.node import system, trees
+from ugro.node.check import modules
 from ugro.node.files.packs import ContentStore, Lacking
 from ugro.node.messages import Modules
 
@@ -132,11 +133,7 @@ class Environments:
 
 
 async def _asked(link: Link) -> Environment:
-    answer = await link.call("check", {"what": "environment", "timeout_s": 0.9 * _ANSWER_S}, timeout_s=_ANSWER_S)
-    try:
-        found = decode(messages.Environment, answer)
-    except DecodeError as error:
-        raise RemoteFailure(f"invalid answer about packages: {error}", subject=link.spec.name) from error
+    found = await node_checks.answer(link, system.environment, _ANSWER_S)
     assert link.machine is not None  # the link is open
     return Environment(
         found.python,
@@ -241,7 +238,7 @@ def _wants_sdk(spec: JobSpec, tree: StoredTree) -> bool:
 
 
 class StoredTree:
-    """A snapshot as ``policy.nodes.imports`` looks at it. Links are not followed."""
+    """A snapshot as ``rules.imports`` looks at it. Links are not followed."""
 
     def __init__(self, store: ContentStore, root: bytes) -> None:
         self._store = store
@@ -406,9 +403,8 @@ class NodeModules:
 
 
 async def _node_modules_asked(link: Link, names: list[str], folders: tuple[tuple[str, int], ...]) -> Modules | None:
-    params = {"names": names, "folders": [list(folder) for folder in folders]}
     try:
-        found = await node_checks.check(link, Modules, "modules", timeout_s=_NODE_MODULES_ANSWER_S, **params)
+        found = await node_checks.check(link, modules, _NODE_MODULES_ANSWER_S, names=names, folders=folders)
     except UgroError as error:  # the link was lost; it is asked again over the next one
         found = Unknown(str(error))
     if not isinstance(found, Unknown):

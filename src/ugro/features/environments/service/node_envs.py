@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
+from ugro.features.environments.config import EnvironmentsSection
 from ugro.features.environments.model import (
     PHASES,
     SHORT,
@@ -30,11 +31,21 @@ from ugro.features.environments.model import (
     Recipe,
     Unasked,
 )
+from ugro.features.environments.node import making
+from ugro.features.environments.operations import (
+    EnvRemovals,
+    GetEnvironment,
+    ListEnvironments,
+    OneEnvironment,
+    RemoveEnvironment,
+    RemoveUnusedEnvironments,
+)
 from ugro.features.environments.rules.naming import by_environment, meant
-from ugro.kernel.files.node_files import NodeCalls, in_time
-from ugro.kernel.jobs.engine.runs import Identity
+from ugro.kernel.access.model import Caller
+from ugro.kernel.files.node_files import in_time
 from ugro.kernel.links.cluster import Cluster
-from ugro.kernel.links.node import Node
+from ugro.kernel.links.node import Identity, Node, NodeCalls
+from ugro.kernel.operations.request import answers
 from ugro.kernel.support.aio import KeyedTasks, together
 from ugro.kernel.support.codec import DecodeError, decode
 from ugro.kernel.support.errors import EnvFailed, RemoteFailure, UgroError, Unreachable
@@ -66,11 +77,9 @@ _CAUSES = frozenset(
 
 
 class PythonEnvs(NodeCalls):
-    prefix = "env."
-
     async def ready(self, name: str) -> Made | None:
         """The environment of that name if it is there and whole; marks it as used."""
-        found = (await self._call("ready", _ANSWER_S, name=name)).get("made")
+        found = (await self._call(making.ready, _ANSWER_S, name=name)).get("made")
         return None if found is None else self._made(found, name)
 
     async def make(self, recipe: Recipe, on_progress: Callable[[EnvProgress], None]) -> Made:
@@ -79,7 +88,7 @@ class PythonEnvs(NodeCalls):
         Cancelling, or a lost link, ends the installer on the node; what it has downloaded is kept for the next time.
         """
         outcome = Outcome(on_progress)
-        async with self._stream("make", recipe=asdict(recipe)) as (_, stream):
+        async with self._stream(making.make, recipe=asdict(recipe)) as (_, stream):
             pieces = aiter(stream)
             while (piece := await in_time(anext(pieces, None), self.name, _WHAT, _STALL_S)) is not None:
                 try:
@@ -97,7 +106,7 @@ class PythonEnvs(NodeCalls):
         The name of the answer is the folder's path on the node.
         """
         try:
-            answer = await self._call("check", _CHECK_S, path=path, limit_s=_CHECK_S - _ANSWER_S)
+            answer = await self._call(making.check, _CHECK_S, path=path, limit_s=_CHECK_S - _ANSWER_S)
         except RemoteFailure as error:
             raise EnvFailed(error.message, subject=self.name, cause=_cause(error.cause)) from error
         return self._made(answer.get("made"), None)
@@ -107,7 +116,7 @@ class PythonEnvs(NodeCalls):
 
         To look for interpreters takes seconds where a version manager stands in for them.
         """
-        answer = await self._call("about", _CHECK_S, urls=list(urls), with_pythons=with_pythons)
+        answer = await self._call(making.about, _CHECK_S, urls=list(urls), with_pythons=with_pythons)
         found = self._decoded(EnvHost, answer)
         texts = [found.arch, found.libc, *(path for _, path in found.pythons)]
         if not all(map(_is_text, texts)) or not all(_VERSION.fullmatch(version) for version, _ in found.pythons):
@@ -118,7 +127,7 @@ class PythonEnvs(NodeCalls):
 
     async def list(self) -> tuple[EnvOnNode, ...]:
         """The most recently used first."""
-        answer = await self._call("list", _TIDY_S)
+        answer = await self._call(making.list_all, _TIDY_S)
         found = self._decoded(_Listed, answer).environments[:_MOST_ENVS]
         try:
             return tuple(EnvOnNode(checked(one.made, None), max(0, one.in_use)) for one in found)
@@ -127,7 +136,7 @@ class PythonEnvs(NodeCalls):
 
     async def remove(self, names: Sequence[str]) -> EnvsRemoved:
         """Never one that a live run uses: the answer says so."""
-        found = self._decoded(EnvsRemoved, await self._call("remove", _TIDY_S, names=list(names)))
+        found = self._decoded(EnvsRemoved, await self._call(making.remove, _TIDY_S, names=list(names)))
         if [one.name for one in found.removed] != list(names):
             raise self._invalid("what it removed")
         return found
@@ -137,7 +146,7 @@ class PythonEnvs(NodeCalls):
 
         ``unused_s``: also every environment that was not used for so long.
         """
-        answer = await self._call("gc", _TIDY_S, limit_bytes=limit_bytes, unused_s=unused_s)
+        answer = await self._call(making.gc, _TIDY_S, limit_bytes=limit_bytes, unused_s=unused_s)
         return self._decoded(EnvsTidied, answer)
 
     # --- what a node says ----------------------------------------------------------------------------------------
@@ -267,13 +276,23 @@ class KeptEnvironments:
         self._tidying = KeyedTasks(lambda: None)
         self._seen: WeakKeyDictionary[Node, tuple[float, tuple[KeptEnvironment, ...]]] = WeakKeyDictionary()
 
+    @answers(ListEnvironments)
+    async def list_environments(self, asked: ListEnvironments, caller: Caller) -> EnvListing:
+        return await self.listing(self._cluster.inventory.select(asked.node))
+
+    @answers(GetEnvironment)
+    async def get_environment(self, asked: GetEnvironment, caller: Caller) -> OneEnvironment:
+        return OneEnvironment(meant(asked.word, (await self.listing(list(self._cluster.inventory))).environments))
+
+    @answers(RemoveUnusedEnvironments)
+    async def remove_unused(self, asked: RemoveUnusedEnvironments, caller: Caller) -> EnvRemovals:
+        nodes = self._cluster.inventory.select(asked.nodes)
+        return EnvRemovals(tuple(await self.gc(nodes, asked.unused_s, everything=asked.everything)))
+
     async def listing(self, nodes: Sequence[Node]) -> EnvListing:
         asked = await together(self._listed(node) for node in nodes)
         found = {node.spec.name: one for node, one in zip(nodes, asked, strict=True) if isinstance(one, tuple)}
         return EnvListing(by_environment(found), tuple(one for one in asked if isinstance(one, Unasked)))
-
-    async def find(self, word: str) -> KeptEnvironment:
-        return meant(word, (await self.listing(list(self._cluster.inventory))).environments)
 
     async def names(self) -> set[str]:
         """On the nodes that can be asked now, in whatever account."""
@@ -295,20 +314,21 @@ class KeptEnvironments:
             self._seen[node] = (time.monotonic(), known)
         return known
 
-    async def remove(self, word: str, nodes: Sequence[Node]) -> list[EnvRemoval]:
-        """From those of the nodes that have it; nodes that cannot be asked are in the answer too."""
+    @answers(RemoveEnvironment)
+    async def remove(self, asked: RemoveEnvironment, caller: Caller) -> EnvRemovals:
+        nodes = self._cluster.inventory.select(asked.node)
         listing = await self.listing(nodes)
-        found = meant(word, listing.environments)
+        found = meant(asked.word, listing.environments)
         holders = {one.node for one in found.nodes}
         having = [node for node in nodes if node.spec.name in holders]
         removed = await together(self._each(node, lambda envs: _remove(envs, found.name)) for node in having)
-        return [*removed, *(_unasked(one) for one in listing.unasked)]
+        return EnvRemovals((*removed, *(_unasked(one) for one in listing.unasked)))
 
     async def gc(
         self, nodes: Sequence[Node], unused_s: float | None = None, *, everything: bool = False
     ) -> list[EnvRemoval]:
         """``everything``: also what was used just now; a node itself leaves that to a job that may be starting."""
-        limit = self._cluster.config.environments.max_size
+        limit = self._cluster.config.section(EnvironmentsSection).max_size
 
         async def tidy(envs: PythonEnvs) -> EnvRemoval:
             names = [one.name for one in await envs.list() if not one.in_use] if everything else []

@@ -42,9 +42,9 @@ from ugro.features.environments.service.tools import Tools, Workshop, failed, fo
 from ugro.features.environments.store import PythonEnvStore, Resolution
 from ugro.kernel.access.caller import caller
 from ugro.kernel.files.code.service import Code
-from ugro.kernel.jobs.engine.runs import Identity
 from ugro.kernel.jobs.model import Environment, Job
 from ugro.kernel.links.cluster import Cluster
+from ugro.kernel.links.node import Identity
 from ugro.kernel.store.database import Store
 from ugro.kernel.support.aio import SharedWork, together
 from ugro.kernel.support.errors import EnvFailed, UgroError

@@ -1,6 +1,6 @@
 """`ugro node setup`: makes a Python environment on nodes, all at once, and collects the versions that jobs find there.
 
-``policy.nodes.version_table`` compares them. A node that is down or fails does not hold up the others.
+``rules.versions`` compares them. A node that is down or fails does not hold up the others.
 """
 
 from __future__ import annotations
@@ -10,21 +10,28 @@ import contextlib
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Protocol
 
 from ugro.features.environments.model import EnvProgress, EnvRequest, Made, NodeVersions, Setup, SetupStep
+from ugro.features.environments.operations import PrepareEnvironment, SettingUp, SetUp
 from ugro.features.environments.rules.naming import in_words, label_of, phase_in_words
 from ugro.features.environments.rules.versions import Found, Installed, compared, packages_in
 from ugro.features.environments.service.service import READY
+from ugro.kernel.access.model import Caller
+from ugro.kernel.jobs.service import JobService
+from ugro.kernel.jobs.submission import Needs, Submit
 from ugro.kernel.links import checks as node_checks
 from ugro.kernel.links.cluster import Cluster
 from ugro.kernel.links.model import Facts
 from ugro.kernel.links.node import Node
 from ugro.kernel.links.reports import HealthCheck
 from ugro.kernel.links.rules import Unknown
+from ugro.kernel.operations.request import Needs as Lacking
+from ugro.kernel.operations.request import answers
 from ugro.kernel.support.aio import together
 from ugro.kernel.support.errors import EnvFailed, RemoteFailure, UgroError, Unreachable
-from ugro.node.messages import Environment
+from ugro.node.system import environment
 
 _PACE_S = 0.1  # between two reports of progress
 _PACKAGES_S = 30.0
@@ -50,6 +57,31 @@ class _Outcome:
     found: Found | None = None  # None: the node failed
 
 
+class SetupService:
+    def __init__(self, cluster: Cluster, health: HealthCheck, jobs: JobService, maker: Maker) -> None:
+        self._cluster = cluster
+        self._health = health
+        self._jobs = jobs
+        self._maker = maker
+
+    @answers(PrepareEnvironment)
+    async def prepare(
+        self, asked: PrepareEnvironment, caller: Caller
+    ) -> AsyncGenerator[list[SettingUp | SetUp | Lacking]]:
+        # A mistake in names or in the file is an error before the stream begins.
+        nodes = self._cluster.inventory.select(asked.nodes)
+        file = Path(asked.file) if asked.file is not None else None
+        submit = Submit("", "", file, asked.fields, Path(asked.here), asked.env, as_options=True)
+        request = await self._jobs.environment(submit)
+        if isinstance(request, Needs):
+            return _lacking(request)
+        return NodeSetup(self._cluster, self._health, self._maker).run(nodes, request)
+
+
+async def _lacking(found: Needs) -> AsyncGenerator[list[SettingUp | SetUp | Lacking]]:
+    yield [Lacking(found.variables)]
+
+
 class NodeSetup:
     """One round of it."""
 
@@ -64,8 +96,8 @@ class NodeSetup:
 
     async def run(
         self, nodes: Sequence[Node], request: EnvRequest | None
-    ) -> AsyncGenerator[list[dict[str, Any]]]:
-        """``{"step"}`` again and again, then ``{"setup"}``. Closing it ends the installers on the nodes."""
+    ) -> AsyncGenerator[list[SettingUp | SetUp | Lacking]]:
+        """Says how far each node is, then what all have. Closing it ends the installers on the nodes."""
         making = self._made(nodes, request) if request else together(map(self._as_it_is, nodes))
         work = asyncio.create_task(making, name="setup")
         work.add_done_callback(lambda _: self._news.set())
@@ -74,10 +106,10 @@ class NodeSetup:
                 await self._news.wait()
                 self._news.clear()
                 steps, self._steps = self._steps, {}
-                yield [{"step": step} for step in steps.values()]
+                yield [SettingUp(step) for step in steps.values()]
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(asyncio.shield(work), _PACE_S)
-            yield [{"setup": _result(work.result(), request)}]
+            yield [SetUp(_result(work.result(), request))]
         finally:
             work.cancel()
             await asyncio.wait([work])
@@ -128,7 +160,7 @@ class NodeSetup:
             facts = await self._facts(node)
             packages, everything = await asyncio.gather(
                 node_checks.packages(link, timeout_s=_PACKAGES_S),
-                node_checks.check(link, Environment, "environment", timeout_s=_PACKAGES_S),
+                node_checks.check(link, environment, _PACKAGES_S),
             )
         except UgroError as error:
             return self._failed(name, error)

@@ -1,6 +1,6 @@
 """pip and uv on this machine, and the uv that is sent to nodes.
 
-uv comes from its wheel on PyPI, whose hash is in ``uv_wheels``: fetched once by pip, with the user's own settings for
+uv comes from its wheel on PyPI, whose hash is stated below: fetched once by pip, with the user's own settings for
 it, and kept in the state directory.
 
 They run with the agent's account. For packages that others than its owner chose they see an empty home folder, and of
@@ -34,7 +34,7 @@ from ugro.kernel.support.secrets import without_userinfo
 # --- process ----------------------------------------------------------------------------------------------------------
 # Runs pip and uv on this machine: without a shell, in a session of their own, ended with their caller.
 #
-# They end also if the agent is killed. What they leave then, ``workshop`` removes.
+# They end also if the agent is killed. What they leave then, the next use removes.
 
 
 # Becomes the program, which the kernel kills when its parent ends: a fork of the agent itself, which has threads, must

@@ -16,35 +16,33 @@ from ugro.features.hardware.node.meter import skip
 from ugro.node import loader
 from ugro.node.hardware.gpu_locks import Device, GpuLocks
 from ugro.node.process.execute import GRACE_S, MARK, Command, run_guarded
-from ugro.node.program import Call, Refused
+from ugro.node.program import Call, Refused, method
 
 PARTS = ("machine", "devices", "count", "listen", "connect", "allreduce")
 # The parameters travel in the environment: others on this machine can read arguments, and there is a secret in them.
 PARAMS = "UGRO_BENCH"
 
 
-def bench(call: Call, params: Dict[str, Any]) -> None:
-    if params["part"] not in PARTS:
-        raise ValueError("no such part: %.40r" % (params["part"],))
+@method("bench")
+def bench(call: Call, /, *, part: str, python: str = "", **params: Any) -> None:
+    if part not in PARTS:
+        raise ValueError("no such part: %.40r" % (part,))
     root = call.program.root
-    python = os.path.expanduser(str(params.get("python") or "")) or sys.executable or "python3"
+    python = os.path.expanduser(str(python or "")) or sys.executable or "python3"
     marker = os.fsencode("bench.%s" % os.urandom(8).hex())
     env = {
         **os.environb,
-        PARAMS.encode(): json.dumps({**params, "root": root}).encode(),
+        PARAMS.encode(): json.dumps({**params, "part": part, "root": root}).encode(),
         MARK.encode(): marker,
     }
     modules = loader.installed().descriptor(os.path.join(root, ".ugro"))
     try:
-        words = [python, "-c", loader.FRESH, str(modules), "ugro.features.hardware.node.bench", str(params["part"])]
+        words = [python, "-c", loader.FRESH, str(modules), "ugro.features.hardware.node.bench", part]
         # In a folder where nobody can put a module that would be imported instead of another.
         command = Command([os.fsencode(word) for word in words], env, b"/", GRACE_S, keep=modules)
         run_guarded(call, command, marker)
     finally:
         os.close(modules)
-
-
-METHODS = {"bench": bench}
 
 
 # --- gpu use ----------------------------------------------------------------------------------------------------------

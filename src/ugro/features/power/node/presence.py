@@ -1,4 +1,4 @@
-"""Whether a keyboard, a mouse or a joystick of this machine is used.
+"""Who uses this machine: its display, terminals, GPUs, keyboard, mouse and joystick. Serves `presence.*`.
 
 What is typed is never read. Interrupts of built-in keyboards and touchpads are counted by the kernel, for everybody to
 see. Of other devices, where this user may open them, it is only asked whether something has happened.
@@ -19,7 +19,7 @@ from ugro.node import durable, worker
 from ugro.node.hardware.gpu_facts import Gpu
 from ugro.node.hardware.gpus import Answer
 from ugro.node.machine import user_name
-from ugro.node.program import Call
+from ugro.node.program import Call, method
 
 # --- display ----------------------------------------------------------------------------------------------------------
 # Whether a display of this machine is in use, as its desktop tells logind: not idle and not locked.
@@ -109,8 +109,7 @@ def _since_us(said: Dict[str, str]) -> int:
 # Who types on a terminal of this machine: a console, a window, or a login over the network.
 #
 # The kernel notes when a terminal was last read from (in steps of 8 s). Output alone is no sign: a program that was
-# left
-# running writes, and nobody is there. Terminals of UGRO's own commands and jobs are nobody's.
+# left running writes, and nobody is there. Terminals of UGRO's own commands and jobs are nobody's.
 
 
 # Carried by every process of a job, of its set-up, and of ``ugro exec``.
@@ -218,10 +217,9 @@ def is_ours(pid: int, proc: str = "/proc") -> bool:
 # A process counts when it was seen twice: one of ours that is about to end has lost its mark already. Of a process that
 # this machine's /proc does not have, as from inside a container, nothing is known.
 #
-# Processes in containers count, too, with one exception: the daemon that starts a container for a job
-# (`docker run`) leaves no mark of the job on it. So they are taken for a job's as long as one of UGRO's own processes
-# is
-# such a client.
+# Processes in containers count, too, with one exception: the daemon that starts a container for a job (`docker run`)
+# leaves no mark of the job on it. So they are taken for a job's as long as one of UGRO's own processes is such a
+# client.
 
 
 # A desktop has some memory of a GPU as long as it runs, whether somebody is there or not.
@@ -461,8 +459,9 @@ _PARTS = 4  # looks in a quiet time, at least
 _TERMINALS = "UGRO_PRESENCE_DEV"
 
 
-def watch(call: Call, params: Dict[str, Any]) -> None:
-    when, quiet_s = str(params["when"]), float(params["quiet_s"])
+@method("presence.watch", is_standing=True)
+def watch(call: Call, *, when: str, quiet_s: float) -> None:
+    when, quiet_s = str(when), float(quiet_s)
     if when not in SOURCES or not 0 < quiet_s < float("inf"):
         raise ValueError("when %.20r, quiet for %r s" % (when, quiet_s))
     root, node_key = call.program.root, call.program.node_key
@@ -499,5 +498,3 @@ def _gpus() -> List[Source]:
 
 
 SOURCES: Dict[str, Callable[[], List[Source]]] = {"active": _people, "gpu_busy": _gpus}
-
-METHODS: Dict[str, Callable[[Call, Dict[str, Any]], None]] = {"watch": watch}

@@ -7,11 +7,11 @@ import fcntl
 import os
 import socket
 import struct
-from typing import Any, Dict
+from dataclasses import asdict, dataclass
 
+from ugro.node import worker
 from ugro.node.connectivity import interface_of
-from ugro.node.messages import Interface
-from ugro.node.program import Call
+from ugro.node.program import Call, method
 
 # --- interface --------------------------------------------------------------------------------------------------------
 # The network interface that carries the link: its MAC wakes this machine when it sleeps (Wake-on-LAN).
@@ -22,7 +22,23 @@ _SIOCGIFNETMASK = 0x891B
 _NO_MAC = "00:00:00:00:00:00"  # of loopback
 
 
-def interface() -> Interface:
+@dataclass(frozen=True)
+class Interface:
+    """The one that carries the link; empty if there is none."""
+
+    name: str = ""
+    mac: str = ""
+    address: str = ""
+    broadcast: str = ""
+    wake: str = ""  # whether its device may wake the machine: enabled, disabled
+
+
+@method("net.interface", is_standing=True)
+def interface(call: Call) -> None:
+    worker.do(call, lambda: asdict(of_link()))
+
+
+def of_link() -> Interface:
     """Empty if the link does not go over ssh, or not over a network."""
     connection = os.environ.get("SSH_CONNECTION", "").split()
     address = connection[2] if len(connection) == 4 else ""
@@ -70,8 +86,9 @@ PORT = 9  # discard: nobody answers there
 EVERYBODY = "255.255.255.255"
 
 
-def wake(call: Call, params: Dict[str, Any]) -> None:
-    send(str(params["mac"]), str(params.get("broadcast") or EVERYBODY))
+@method("net.wake")
+def wake(call: Call, *, mac: str, broadcast: str = "") -> None:
+    send(str(mac), str(broadcast or EVERYBODY))
     call.finish({})
 
 

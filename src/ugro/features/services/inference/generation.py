@@ -1,4 +1,4 @@
-"""The keys and values of all running sequences, in one tensor per layer, so that one step computes a token for each.
+"""Generates texts: keys and values of all running sequences are in one tensor per layer, so one step serves all.
 
 Rows are aligned at their end: the last token of each is in the last column, and what is left of its first is padding,
 which the attention mask hides. So rows of any length can join and leave between two tokens, and a row's result does not

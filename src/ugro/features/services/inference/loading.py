@@ -18,8 +18,7 @@ from ugro.node import foreign
 # How many threads a model on a CPU computes with: tried out, because more are often slower.
 #
 # Threads wait for each other many times for each token. For a small model, or beside other programs, that costs more
-# than
-# it brings: two threads on two busy cores took ten times as long as one.
+# than it brings: two threads on two busy cores took ten times as long as one.
 
 
 log = logging.getLogger(__name__)

@@ -148,8 +148,8 @@ def end_with(parent: int) -> None:
 #
 # HAProxy gives it one request at a time, and ours comes first and stays: all others wait in HAProxy's own queue, from
 # which a replica takes them as soon as it is ready. In the moment in which ours is not there, as after a restart, one
-# of
-# a user may come here instead: it is dropped without an answer when a replica is ready, and HAProxy gives it that one.
+# of a user may come here instead: it is dropped without an answer when a replica is ready, and HAProxy gives it that
+# one.
 
 
 _AGAIN_S = 0.1

@@ -1,4 +1,4 @@
-"""How many replicas a service needs: from how many requests there are at once, and how long they take.
+"""Decides how many replicas a service needs, and the weight of each at the door, from its requests.
 
 More at once, when it is needed for a moment; fewer slowly, by one, and only if the rest would still have room. A number
 that proved too small is not tried again for a while, which doubles each time: under a constant load the number settles.
@@ -162,12 +162,10 @@ def _changed(wanted: int, reason: str, load: Load, state: ScalingState) -> Scale
 # How the requests of a service are shared out: weights of its replicas, learned from the time that each one takes.
 #
 # A replica's time depends on how much it has to do at once. One that computes a request after the other takes n times
-# as
-# long for n of them; one that batches takes about as long for all. So the times are compared at an equal number of
+# as long for n of them; one that batches takes about as long for all. So the times are compared at an equal number of
 # requests: ``t = s · n^e``, with one ``e`` for all replicas, learned from how their times vary with n, and a weight of
 # ``1 / s``. A wrong ``e`` is no danger: a weight changes n, n changes the time by ``e``, and as long as the guess is
-# less
-# than 1 away from the truth, which is between 0 and 1, each correction is smaller than the one before.
+# less than 1 away from the truth, which is between 0 and 1, each correction is smaller than the one before.
 
 
 LEAST_REQUESTS = 20.0  # of a replica, before its times count

@@ -46,7 +46,6 @@ from ugro.features.services.rules.report import Candidate, in_order, next_nodes
 from ugro.features.services.rules.steps import DoorSeen, View, server_name
 from ugro.kernel.access.model import account_of
 from ugro.kernel.jobs.engine.preflight import PortTaken, find_meeting
-from ugro.kernel.jobs.engine.runs import Identity
 from ugro.kernel.jobs.model import Cause, Disconnect, Job, JobSpec, JobState, OnLost, Resources, ResultRule, Retry, Stop
 from ugro.kernel.jobs.records import NODE_PYTHON
 from ugro.kernel.jobs.script import program_argv, program_env
@@ -56,7 +55,7 @@ from ugro.kernel.links.cluster import Cluster
 from ugro.kernel.links.diagnosis import LOOPBACK, Apart, Meeting
 from ugro.kernel.links.link import Link
 from ugro.kernel.links.model import Machine, Role
-from ugro.kernel.links.node import Node
+from ugro.kernel.links.node import Identity, Node
 from ugro.kernel.links.tunnels import SocketTarget
 from ugro.kernel.support.aio import together
 from ugro.kernel.support.errors import (

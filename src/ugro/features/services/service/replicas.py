@@ -11,12 +11,12 @@ from dataclasses import asdict, replace
 
 from ugro.features.services.model import EXHAUSTED, Balance, DoorSettings, Probe, ProbeReport, Replica, Service
 from ugro.features.services.node.replica import FOLDER, NAME, SECRET, SETTINGS
-from ugro.kernel.jobs.engine.runs import Identity
 from ugro.kernel.jobs.model import JobSpec, Launcher, ResultRule, Retry
 from ugro.kernel.jobs.records import NODE_PYTHON
 from ugro.kernel.jobs.script import program_argv, program_env
 from ugro.kernel.links import tunnels
 from ugro.kernel.links.cluster import Cluster
+from ugro.kernel.links.node import Identity
 from ugro.kernel.links.tunnels import SocketTarget
 from ugro.kernel.support.aio import ChangeSignal
 from ugro.kernel.support.codec import DecodeError, decode

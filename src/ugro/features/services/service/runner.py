@@ -1,4 +1,4 @@
-"""Drives one service: looks at its jobs, its nodes and its door, and does what policy says is next.
+"""Drives one service: looks at its jobs, its nodes and its door, and does what the rules say is next.
 
 What it decides is in the row before it is done. Jobs are submitted with keys that are made of the service's key and
 the replica's number, so an agent that was killed at any moment goes on with the same jobs.

@@ -10,6 +10,22 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import replace
 
 from ugro.features.services.model import ApiKey, Door, DoorPlace, KeyReport, Service, ServiceReport, ServiceState
+from ugro.features.services.operations import (
+    CreatedKey,
+    CreateServiceKey,
+    DecideUpdateOfService,
+    GetService,
+    KeyList,
+    ListServiceKeys,
+    ListServices,
+    OneService,
+    RevokedKey,
+    RevokeServiceKey,
+    ScaleService,
+    ServiceList,
+    StopService,
+    WatchService,
+)
 from ugro.features.services.rules.report import report_of
 from ugro.features.services.rules.rollout import decided, scaled, under_way, updated
 from ugro.features.services.rules.steps import View
@@ -18,12 +34,13 @@ from ugro.features.services.service.door import DoorClient, door_job, over_link
 from ugro.features.services.service.replicas import ReplicaWatch, door_key, door_settings
 from ugro.features.services.service.runner import Runner
 from ugro.kernel.access.caller import knows_values_of
-from ugro.kernel.access.model import node_of
+from ugro.kernel.access.model import Caller, node_of
 from ugro.kernel.files.results.log_stream import agent_stops
 from ugro.kernel.jobs.model import Job
 from ugro.kernel.jobs.service import JobService
 from ugro.kernel.jobs.submission import Needs
 from ugro.kernel.links.cluster import Cluster
+from ugro.kernel.operations.request import answers
 from ugro.kernel.store.database import Store
 from ugro.kernel.support.aio import ChangeSignal
 from ugro.kernel.support.errors import NotAllowed, NotFound, UgroError, Unreachable
@@ -111,34 +128,35 @@ class Services:
         await self.store.note("service", f"service {service.name}: update to revision {newest.number}: {newest.source}")
         return await self._report(changed)
 
-    async def decide(self, word: str, *, promotes: bool) -> ServiceReport:
-        """About a canary; an update that runs can also be rolled back."""
-        service = await self._active(word)
-        changed = await self._change(service, lambda one: decided(one, promotes=promotes))
-        text = "promoted" if promotes else "rolled back"
+    @answers(DecideUpdateOfService)
+    async def decide(self, asked: DecideUpdateOfService, caller: Caller) -> OneService:
+        service = await self._active(asked.name)
+        changed = await self._change(service, lambda one: decided(one, promotes=asked.promotes))
+        text = "promoted" if asked.promotes else "rolled back"
         await self.store.note("service", f"service {service.name}: the update was {text} by a person")
-        return await self._report(changed)
+        return OneService(await self._report(changed))
 
-    async def scale(self, word: str, wanted: int) -> ServiceReport:
-        """To so many; replicas that failed are replaced."""
-        service = await self._active(word)
+    @answers(ScaleService)
+    async def scale(self, asked: ScaleService, caller: Caller) -> OneService:
+        service = await self._active(asked.name)
         runner = self._runners.get(service.id)
         seen = runner.view.seen if runner is not None else ()
-        changed = await self._change(service, lambda one: scaled(one, wanted, seen))
-        await self.store.note("scaled", f"service {service.name}: {wanted} replicas, by a person")
-        return await self._report(changed)
+        changed = await self._change(service, lambda one: scaled(one, asked.replicas, seen))
+        await self.store.note("scaled", f"service {service.name}: {asked.replicas} replicas, by a person")
+        return OneService(await self._report(changed))
 
-    async def stop(self, word: str) -> ServiceReport:
-        service = await self.services.find(word)
+    @answers(StopService)
+    async def stop(self, asked: StopService, caller: Caller) -> OneService:
+        service = await self.services.find(asked.name)
         if service.state is ServiceState.ACTIVE:
             service = await self._change(service, _stopping)
-        return await self._report(service)
+        return OneService(await self._report(service))
 
     # --- keys ----------------------------------------------------------------------------------------------------
 
-    async def create_key(self, word: str, label: str) -> tuple[KeyReport, str]:
-        """With the key itself: it is not kept, and never shown again."""
-        service = await self._active(word)
+    @answers(CreateServiceKey)
+    async def create_key(self, asked: CreateServiceKey, caller: Caller) -> CreatedKey:
+        service = await self._active(asked.name)
         name = service.name
         if not service.spec.needs_keys:
             raise NotAllowed(f"{name} answers without keys", hint="stop it, and serve it with --keys")
@@ -146,35 +164,48 @@ class Services:
             raise NotAllowed(f"{name} has {_MOST_KEYS} keys, which is the most", hint="revoke some")
         secret = _KEY_START + secrets.token_urlsafe(32)
         digest = hashlib.sha256(secret.encode()).hexdigest()
-        made = ApiKey(secrets.token_hex(4), label, digest, now())
+        made = ApiKey(secrets.token_hex(4), asked.label, digest, now())
         await self._change(service, lambda one: replace(one, keys=(*one.keys, made)))
         await self.store.note("service", f"service {name}: key {made.id} was created")
-        return KeyReport(made.id, made.label, made.made_at), secret
+        return CreatedKey(KeyReport(made.id, made.label, made.made_at), secret)
 
-    async def keys(self, word: str) -> list[KeyReport]:
-        service = await self.services.find(word)
-        return [KeyReport(one.id, one.label, one.made_at) for one in service.keys]
+    @answers(ListServiceKeys)
+    async def keys(self, asked: ListServiceKeys, caller: Caller) -> KeyList:
+        service = await self.services.find(asked.name)
+        return KeyList(tuple(KeyReport(one.id, one.label, one.made_at) for one in service.keys))
 
-    async def revoke_key(self, word: str, key: str) -> None:
-        service = await self._active(word)
-        name = service.name
+    @answers(RevokeServiceKey)
+    async def revoke_key(self, asked: RevokeServiceKey, caller: Caller) -> RevokedKey:
+        service = await self._active(asked.name)
+        name, key = service.name, asked.key
         if all(one.id != key for one in service.keys):
             raise NotFound(f"{name} has no key {key!r:.40}", hint=f"see: ugro serve key ls {name}")
         await self._change(service, lambda one: replace(one, keys=tuple(kept for kept in one.keys if kept.id != key)))
         await self.store.note("service", f"service {name}: key {key} was revoked")
+        return RevokedKey()
 
     # --- what is -------------------------------------------------------------------------------------------------
+
+    @answers(ListServices)
+    async def list_services(self, asked: ListServices, caller: Caller) -> ServiceList:
+        return ServiceList(tuple(await self.listed(everything=asked.all)))
 
     async def listed(self, *, everything: bool) -> list[ServiceReport]:
         found = await self.services.newest(_MOST_LISTED) if everything else await self.services.open()
         return [await self._report(one) for one in found]
 
+    @answers(GetService)
+    async def get_service(self, asked: GetService, caller: Caller) -> OneService:
+        return OneService(await self.report(asked.name))
+
     async def report(self, word: str) -> ServiceReport:
         return await self._report(await self.services.find(word))
 
-    async def watch_one(self, word: str) -> AsyncGenerator[list[ServiceReport]]:
-        """The service now and after each change, until it is over."""
-        number = (await self.services.find(word)).id
+    @answers(WatchService)
+    async def watch_service(self, asked: WatchService, caller: Caller) -> AsyncGenerator[list[ServiceReport]]:
+        return self._watching((await self.services.find(asked.name)).id)
+
+    async def _watching(self, number: int) -> AsyncGenerator[list[ServiceReport]]:
         while not self._is_ending:
             seen = self.changed.count
             found = await self._report(await self.services.get(number))

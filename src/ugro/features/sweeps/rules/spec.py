@@ -207,11 +207,7 @@ def _beta(a: float, b: float, x: float) -> float:
 # --- options ----------------------------------------------------------------------------------------------------------
 # What the values of some parameters set: options of the job, instead of a flag of the script. Pure.
 #
-# ugro:
-# options:
-# mode:
-# equal: {balance: off}
-# measured: {balance: adaptive, args: [--epochs, 3]}
+# ugro: options: mode: equal: {balance: off} measured: {balance: adaptive, args: [--epochs, 3]}
 
 
 Options = Mapping[str, Mapping[str, Mapping[str, Any]]]  # by parameter, by value: what a job file would say

@@ -1,4 +1,7 @@
-"""One sweep that is not over: records, then acts. After a crash the next agent does what the rows say was begun."""
+"""Drives one sweep: reads what its trials measured, records, then acts.
+
+After a crash the next agent does what the rows say was begun.
+"""
 
 from __future__ import annotations
 

@@ -7,9 +7,10 @@ import json
 import logging
 import time
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
+from ugro.features.sweeps import operations
 from ugro.features.sweeps.model import (
     Budget,
     Importance,
@@ -37,12 +38,14 @@ from ugro.features.sweeps.service.studies import (
     study_report,
 )
 from ugro.features.sweeps.store import NewSweep, SweepStore
-from ugro.kernel.access.caller import knows_values_of, viewer
+from ugro.kernel.access.caller import viewer
+from ugro.kernel.access.model import Caller
 from ugro.kernel.files.results.log_stream import agent_stops
-from ugro.kernel.jobs.model import Job, JobSpec
+from ugro.kernel.jobs.model import JobSpec
 from ugro.kernel.jobs.service import JobService, owner_of_copy
 from ugro.kernel.jobs.store import JobStore
 from ugro.kernel.jobs.submission import Needs
+from ugro.kernel.operations.request import answers
 from ugro.kernel.store.database import Store
 from ugro.kernel.support.aio import ChangeSignal, wait_for_any
 from ugro.kernel.support.codec import decode
@@ -107,14 +110,6 @@ _PLAN_HINT = "to see the plan of a worker: ugro launch SCRIPT --dry-run"
 _RECORD_S = 10.0  # of time that a crash may forget
 
 
-@dataclass(frozen=True, slots=True)
-class Extension:
-    """How a sweep goes on. ``None``: as before."""
-
-    trials: int | None = None
-    parallel: int | None = None
-
-
 class SweepService:
     def __init__(
         self,
@@ -157,6 +152,10 @@ class SweepService:
         new = await prepare(request, self.jobs)
         return new if isinstance(new, Needs) else await preview(new, await self.sweeps.next_number(), self.jobs)
 
+    @answers(operations.ListSweeps)
+    async def listed(self, asked: operations.ListSweeps, caller: Caller) -> operations.SweepList:
+        return operations.SweepList(tuple(await self.newest(asked.limit)))
+
     async def newest(self, limit: int) -> list[SweepReport]:
         """Of those that the caller may see."""
         return [await self._report(sweep) for sweep in await self.sweeps.newest(limit, viewer())]
@@ -165,32 +164,42 @@ class SweepService:
         """Among those that the caller may see. Raises NotFound."""
         return await self.sweeps.find(word, viewer())
 
+    @answers(operations.GetSweep)
+    async def get(self, asked: operations.GetSweep, caller: Caller) -> operations.FoundSweep:
+        return operations.FoundSweep(await self.report(asked.word, with_history=asked.history))
+
     async def report(self, word: str, *, with_history: bool = False) -> SweepReport:
         return await self._report(await self.find(word), with_history=with_history)
 
-    async def document(self, word: str) -> dict[str, Any]:
-        """What it searches, as its file has it; values of variables are for its user alone."""
-        sweep = await self.find(word)
+    @answers(operations.GetSweepDocument)
+    async def document(self, asked: operations.GetSweepDocument, caller: Caller) -> operations.SweepDocument:
+        sweep = await self.find(asked.word)
         found: dict[str, Any] = json.loads(sweep.document)
-        return found if knows_values_of(sweep.user) else without_values(found)
+        return operations.SweepDocument(found if caller.knows_values_of(sweep.user) else without_values(found))
 
-    async def stop(self, word: str) -> SweepReport:
-        sweep = await self.find(word)
+    @answers(operations.StopSweep)
+    async def stop(self, asked: operations.StopSweep, caller: Caller) -> operations.FoundSweep:
+        sweep = await self.find(asked.word)
         if sweep.state is SweepState.RUNNING:
             sweep = await self.sweeps.move(sweep.id, SweepState.STOPPED, "stopped by a person")
             point("sweep.stopped")
         self._asked.notify()
-        return await self._report(sweep)
+        return operations.FoundSweep(await self._report(sweep))
 
-    async def resume(self, word: str, how: Extension) -> SweepReport:
-        sweep = await self.find(word)
+    @answers(operations.ResumeSweep)
+    async def resume(self, asked: operations.ResumeSweep, caller: Caller) -> operations.FoundSweep:
+        sweep = await self.find(asked.word)
         rows = await self.sweeps.trials(sweep.id, with_history=False)
         ended = sum(row.state is TrialState.COMPLETE for row in rows) if _is_study(sweep) else 0
         failed = sum(row.state is TrialState.FAILED for row in rows)
-        budget = replace(_extended(sweep.budget, how), workers_ended=ended, failed_before=failed)
+        budget = replace(_extended(sweep.budget, asked), workers_ended=ended, failed_before=failed)
         sweep = await self.sweeps.move(sweep.id, SweepState.RUNNING, "", budget)
         self._asked.notify()
-        return await self._report(sweep)
+        return operations.FoundSweep(await self._report(sweep))
+
+    @answers(operations.GetImportance)
+    async def get_importance(self, asked: operations.GetImportance, caller: Caller) -> operations.SweepImportance:
+        return operations.SweepImportance(await self.importance(asked.word))
 
     async def importance(self, word: str) -> tuple[Importance, ...]:
         sweep = await self.find(word)
@@ -199,9 +208,9 @@ class SweepService:
         trials = await self.sweeps.trials(sweep.id)
         return await asyncio.to_thread(importances, read(json.loads(sweep.document)), trials)
 
-    async def launch_best(self, word: str, user: str, key: str) -> Job:
-        """The settings of the best trial, as a job of its own."""
-        sweep = await self.find(word)
+    @answers(operations.LaunchBestOfSweep)
+    async def launch_best(self, asked: operations.LaunchBestOfSweep, caller: Caller) -> operations.LaunchedBest:
+        sweep = await self.find(asked.word)
         if _is_study(sweep):
             raise NotAllowed("the script of a study chooses its parameters itself", hint="ugro launch SCRIPT")
         trials = await self.sweeps.trials(sweep.id, with_history=False)
@@ -211,11 +220,14 @@ class SweepService:
             raise NotAllowed(f"sweep {sweep.name} has no best trial yet", hint=f"see: ugro sweep status {sweep.name}")
         base, name = decode(JobSpec, json.loads(sweep.spec)), f"{sweep.name[:50]}-best"
         made = await trial_job(base, name, best.settings, spec.options, self.jobs)
-        return await self.jobs.submit_made(made, owner_of_copy(sweep.user, user), key, is_asked=True)
+        owner = owner_of_copy(sweep.user, asked.user)
+        return operations.LaunchedBest(await self.jobs.submit_made(made, owner, asked.key, is_asked=True))
 
-    async def watch(self, word: str) -> AsyncGenerator[list[SweepReport]]:
-        """The sweep now and after each change, until it is over."""
-        number = (await self.find(word)).id  # a newer sweep may get the same name
+    @answers(operations.WatchSweep)
+    async def watch(self, asked: operations.WatchSweep, caller: Caller) -> AsyncGenerator[list[SweepReport]]:
+        return self._watched((await self.find(asked.word)).id)  # a newer sweep may get the same name
+
+    async def _watched(self, number: int) -> AsyncGenerator[list[SweepReport]]:
         while not self.is_ending:
             seen = self.changed.count
             found = await self._report(await self.sweeps.get(number))
@@ -347,7 +359,7 @@ def _is_study(sweep: Sweep) -> bool:
     return bool(json.loads(sweep.document).get("method") == METHOD)
 
 
-def _extended(budget: Budget, how: Extension) -> Budget:
+def _extended(budget: Budget, how: operations.ResumeSweep) -> Budget:
     trials = budget.trials if how.trials is None else how.trials
     parallel = budget.parallel if how.parallel is None else how.parallel
     return replace(budget, trials=trials, parallel=parallel)

@@ -111,8 +111,7 @@ class JournalFile:
 # Keeps the journal of a study, and answers its workers as long as they run.
 #
 # Nodes are only ever dialled: the agent connects to the socket of each worker. A worker that was cut off asks again,
-# and
-# what it had asked before is not done twice.
+# and what it had asked before is not done twice.
 
 
 log = logging.getLogger(__name__)

@@ -96,8 +96,8 @@ def _text(store: ContentStore, entry: trees.TreeEntry | None) -> list[str] | Non
     return None if "\0" in text else text.splitlines()
 
 
-# --- transfer preview -------------------------------------------------------------------------------------------------
-# What a transfer would send to a node, path by path, and why.
+# --- the preview of a transfer ----------------------------------------------------------------------------------------
+# Says what a transfer would send to a node, path by path, and why.
 
 
 _MOST_NAMED = 1000

@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from ugro.features.remote_access.service import Limit, Uploads, as_sent
 from ugro.kernel.access.caller import expect_files, is_vouched
@@ -22,14 +21,16 @@ from ugro.kernel.files.code.snapshot_store import (
 )
 from ugro.kernel.files.code.transfer import IS_THERE, TIDY_S, CodeTransfer, CodeTransfers, NodeContents, Sent, decoded
 from ugro.kernel.files.model import Tidied
-from ugro.kernel.jobs.engine.runs import Identity
 from ugro.kernel.jobs.model import Folder, Job
+from ugro.kernel.jobs.operations import FolderRead, FolderReading
 from ugro.kernel.links.cluster import Cluster
+from ugro.kernel.links.node import Identity
 from ugro.kernel.store.database import CodeStore
 from ugro.kernel.support.errors import NotFound, RemoteFailure, UgroError, UsageError
 from ugro.kernel.support.quantities import together
 from ugro.node import machine as disk
 from ugro.node import trees
+from ugro.node.files import folders_api
 from ugro.node.files.folders import Layout
 from ugro.node.files.packs import ContentStore
 from ugro.node.program import Refused
@@ -38,7 +39,7 @@ _HAS_S = 120.0  # it looks at every file
 
 
 class NodeFolders(NodeContents):
-    prefix = "folders."
+    _has_it, _receive = staticmethod(folders_api.has), staticmethod(folders_api.receive)
     what = "the folder"
     has_s = _HAS_S
 
@@ -50,25 +51,12 @@ class NodeFolders(NodeContents):
 
     async def tidy_folders(self, limit_bytes: int, keep: Sequence[str]) -> Tidied:
         """``keep``: the trees that stay regardless of the limit, besides those that runs use."""
-        answer = await self._call("tidy", TIDY_S, limit_bytes=limit_bytes, keep=list(keep))
+        answer = await self._call(folders_api.tidy, TIDY_S, limit_bytes=limit_bytes, keep=list(keep))
         return decoded(Tidied, {"node": self.name, **answer})
 
-    async def cached(self, repos: Sequence[tuple[str, str]], env: Mapping[str, str]) -> list[str | None]:
-        """For each repository of Hugging Face, by kind and name: the folder in the node's cache, if it is there."""
-        answer = await self._call("cached", _HAS_S, repos=[list(one) for one in repos], env=dict(env))
-        found = decoded(_Cached, answer).folders
-        if len(found) != len(repos):
-            raise RemoteFailure("invalid answer about its cache", subject=self.name, cause="damaged")
-        return list(found)
 
-
-@dataclass(frozen=True, slots=True)
-class _Cached:
-    folders: tuple[str | None, ...]
-
-
-# --- folder transfer --------------------------------------------------------------------------------------------------
-# Sends folders to nodes: each once, straight into its files there. The node says what it lacks, again and again.
+# --- sending folders to nodes -----------------------------------------------------------------------------------------
+# Each folder is sent once, straight into its files there. The node says what it lacks, again and again.
 
 
 _CONNECT_S = 3.0
@@ -116,11 +104,10 @@ class FolderTransfers(CodeTransfers):
             return list(dict.fromkeys(Layout(trees.parse_id(root), store.entries).trees))
 
 
-# --- folders ----------------------------------------------------------------------------------------------------------
-# The folders that jobs name: stored here when a job is submitted, sent to its nodes before it starts there.
-#
-# They have a store, a limit and transfers of their own: a model of 13 GB pushes no code out, and code that is submitted
-# meanwhile does not wait until it was read.
+# --- the folders that jobs name ---------------------------------------------------------------------------------------
+# They are stored here when a job is submitted, and sent to its nodes before it starts there. They have a store, a limit
+# and transfers of their own: a model of 13 GB pushes no code out, and code that is submitted meanwhile does not wait
+# until it was read.
 
 
 log = logging.getLogger(__name__)
@@ -290,14 +277,14 @@ def _nodes(job: Job) -> tuple[str, ...]:
     return job.placement.nodes if job.placement else ()
 
 
-async def read_slowly(folders: Folders, name: str, path: Path) -> AsyncGenerator[dict[str, Any]]:
+async def read_slowly(folders: Folders, name: str, path: Path) -> AsyncGenerator[FolderReading | FolderRead]:
     """Says how far it is while it reads; then the folder."""
     reading = Reading()
     taking = asyncio.ensure_future(folders.take(name, path, reading))
     try:
         while not (await asyncio.wait([taking], timeout=_LOOK_S))[0]:
-            yield {"reading": str(path), "bytes": reading.bytes, "total": reading.total}
-        yield {"folder": await taking}
+            yield FolderReading(str(path), reading.bytes, reading.total)
+        yield FolderRead(await taking)
     finally:
         reading.is_cancelled = True
         taking.cancel()

@@ -344,7 +344,7 @@ def _no_rules(error: OSError) -> UgroError:
     return UgroError(text, hint=f"{to_do}: its rules decide what is sent")
 
 
-# --- what is large ---------------------------------------------------------------------------------------------
+# --- what is large ----------------------------------------------------------------------------------------------------
 
 
 def largest(scan: Scan, count: int) -> list[tuple[bytes, int]]:
@@ -396,12 +396,9 @@ def exclude(path: bytes, folder: str) -> str:
     return f"leave it out: {write} '{pattern}' >> {file}"
 
 
-# --- stat cache -------------------------------------------------------------------------------------------------------
-# The hashes of files that were read before: an unchanged file is not read again.
-#
-# A file is identified by device, inode, size and the times of its last changes. One that changed so shortly before it
-# was
-# read that a second change could carry the same time is not cached.
+# --- hashes of files that were read before ----------------------------------------------------------------------------
+# An unchanged file is not read again. It is identified by device, inode, size and the times of its last changes. A file
+# that changed so shortly before it was read that a second change could carry the same time is not cached.
 
 
 # The resolution of times on a disk, and on those that store whole seconds only.

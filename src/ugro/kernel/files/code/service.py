@@ -27,9 +27,9 @@ from ugro.kernel.files.code.snapshot_store import EMPTY, SnapshotRequest, Snapsh
 from ugro.kernel.files.code.transfer import CodeTransfers
 from ugro.kernel.files.model import Snapshot, SyncReport, SyncTotals, Tidied, both
 from ugro.kernel.files.rules import NamedBy
-from ugro.kernel.jobs.engine.runs import Identity
 from ugro.kernel.jobs.model import FINAL_STATES, Imports, Job, JobSpec, JobState
 from ugro.kernel.links.cluster import Cluster
+from ugro.kernel.links.node import Identity
 from ugro.kernel.store.database import Store
 from ugro.kernel.support.aio import to_the_end
 from ugro.kernel.support.errors import UgroError
@@ -41,7 +41,7 @@ from ugro.node.files.workdir import FILE
 from ugro.node.program import Refused
 from ugro.node.trees import TreeEntry
 
-# --- result rules -----------------------------------------------------------------------------------------------------
+# --- which results the ignore files name ------------------------------------------------------------------------------
 # What the ignore files of a job's code, and the configuration, say about the files that the job makes.
 #
 # The ignore files are those that were sent: what is edited here later, or what the job writes on the node, has no say.
@@ -122,12 +122,11 @@ def _content(store: ContentStore, file: TreeEntry) -> bytes:
         return b""
 
 
-# --- sdk --------------------------------------------------------------------------------------------------------------
+# --- UGRO's own package -----------------------------------------------------------------------------------------------
 # UGRO's own package as it is sent to nodes: one zip that Python imports from, a tree in the content store.
 #
 # All of it that is Python: a script that imports more than ``ugro.train`` gets one version of everything, not a mix
-# with
-# what a node has installed. The same files are the same bytes, so a node gets it once.
+# with what a node has installed. The same files are the same bytes, so a node gets it once.
 
 
 _MIDNIGHT = (1980, 1, 1, 0, 0, 0)  # the first moment that a zip knows
@@ -168,7 +167,7 @@ def package() -> bytes:
     return found.getvalue()
 
 
-# --- service ----------------------------------------------------------------------------------------------------------
+# --- the code of jobs -------------------------------------------------------------------------------------------------
 
 
 log = logging.getLogger(__name__)

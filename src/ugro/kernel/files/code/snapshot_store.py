@@ -527,8 +527,8 @@ def _too_large(found: Scan, request: SnapshotRequest) -> UsageError:
     )
 
 
-# --- folder request ---------------------------------------------------------------------------------------------------
-# How a folder that a job names is read; also on the machine of a client, which reads its own.
+# --- how a folder is read ---------------------------------------------------------------------------------------------
+# A job names the folder. A client on another machine reads its own in the same way.
 
 
 _LINK_HINT = "put the file itself there instead of the link, or name the folder that the link leads to"

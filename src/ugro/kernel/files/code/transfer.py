@@ -20,15 +20,15 @@ from typing import Any, ClassVar, TypeVar
 
 from ugro.kernel.files.code.snapshot_store import SnapshotStore
 from ugro.kernel.files.model import SyncReport, SyncTotals, Tidied
-from ugro.kernel.files.node_files import NodeCalls, Thread, Upload
-from ugro.kernel.jobs.engine.runs import Identity
+from ugro.kernel.files.node_files import Thread, Upload
 from ugro.kernel.links.link import Link
-from ugro.kernel.links.node import Node
+from ugro.kernel.links.node import Identity, Node, NodeCalls
 from ugro.kernel.store.database import CodeStore
 from ugro.kernel.support.codec import DecodeError, decode
 from ugro.kernel.support.errors import RemoteFailure, UgroError
 from ugro.kernel.support.quantities import Progress, Speed, format_size
 from ugro.node import trees, wire
+from ugro.node.files import contents
 from ugro.node.files.contents import WINDOW
 from ugro.node.files.packs import ContentStore, Lacking
 from ugro.node.trees import BLOCK, block, record
@@ -126,17 +126,17 @@ class Sent:
 
 
 class NodeContents(NodeCalls):
-    prefix = "contents."
+    _has_it, _receive = staticmethod(contents.has), staticmethod(contents.receive)
     what: ClassVar[str] = "the code"
     has_s: ClassVar[float] = _ANSWER_S
 
     async def has(self, root: str) -> bool:
         """Marks it as used, too: garbage collection deletes the least recently used first."""
-        return decoded(_Has, await self._call("has", self.has_s, root=root)).has
+        return decoded(_Has, await self._call(self._has_it, self.has_s, root=root)).has
 
     async def missing(self, ids: Sequence[bytes]) -> list[bytes]:
         """The hashes whose contents are not on the node."""
-        async with self._stream("missing") as (link, stream):
+        async with self._stream(contents.missing) as (link, stream):
             upload = Upload(link, stream, self.name, self.what)
             step = wire.CHUNK // trees.ID_BYTES
             for first in range(0, len(ids), step):
@@ -159,7 +159,7 @@ class NodeContents(NodeCalls):
         self, root: str, ids: Sequence[bytes], store: ContentStore, limit_bytes: int, sent: Sent
     ) -> list[bytes]:
         sizes = sum(store.locate(key).size for key in ids)
-        async with self._stream("receive", root=root, bytes=sizes, limit_bytes=limit_bytes) as (link, stream):
+        async with self._stream(self._receive, root=root, size=sizes, limit_bytes=limit_bytes) as (link, stream):
             upload = Upload(link, stream, self.name, self.what, WINDOW)
             thread = Thread("code")
             try:
@@ -172,9 +172,9 @@ class NodeContents(NodeCalls):
     async def _put(self, root: str, blocks: _Blocks, limit_bytes: int, sent: Sent) -> list[bytes]:
         """In one call: setting up a stream would take longer than the transfer."""
         content = blocks.next() or b""
-        about = {"root": root, "bytes": blocks.bytes, "limit_bytes": limit_bytes}
+        about: dict[str, Any] = {"root": root, "size": blocks.bytes, "limit_bytes": limit_bytes}
         try:
-            answer = await self._call("put", _ANSWER_S, **about, block=base64.b64encode(content).decode())
+            answer = await self._call(contents.put, _ANSWER_S, **about, block=base64.b64encode(content).decode())
         except RemoteFailure as error:
             if error.cause == "busy":
                 raise _Busy from error
@@ -193,7 +193,7 @@ class NodeContents(NodeCalls):
             began = time.monotonic()
 
     async def tidy(self, limit_bytes: int) -> Tidied:
-        return decoded(Tidied, {"node": self.name, **await self._call("tidy", TIDY_S, limit_bytes=limit_bytes)})
+        return decoded(Tidied, {"node": self.name, **await self._call(contents.tidy, TIDY_S, limit_bytes=limit_bytes)})
 
 
 class _Busy(Exception):

@@ -23,9 +23,8 @@ from ugro.kernel.files.node_files import Found, Listing, NodeFiles, Prepared, Wh
 from ugro.kernel.files.results.file_store import FileStore, FileTransfer, Polling, expect_room, sync_file_system
 from ugro.kernel.files.results.job_folder import delete_results, link_checkpoint, resume_folder
 from ugro.kernel.files.results.output_store import shown
-from ugro.kernel.jobs.engine.runs import Identity
 from ugro.kernel.jobs.model import Job
-from ugro.kernel.links.node import Node
+from ugro.kernel.links.node import Identity, Node
 from ugro.kernel.support import moments as clock
 from ugro.kernel.support.aio import to_the_end
 from ugro.kernel.support.codec import DecodeError, decode
@@ -37,7 +36,7 @@ from ugro.node.files import transfer as received
 from ugro.node.files.listing import RunFile, Unsendable, fingerprint
 from ugro.node.files.transfer import StreamError
 
-# --- checkpoint store -------------------------------------------------------------------------------------------------
+# --- checkpoints kept here --------------------------------------------------------------------------------------------
 # What a job can resume from, and what each attempt began from: complete, or not there.
 #
 # ``jobs/<id>/.checkpoints/`` has a folder for each checkpoint, numbered in the order of arrival: the highest is the
@@ -229,7 +228,7 @@ def _size(folder: Path) -> int:
     return sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file())
 
 
-# --- checkpoint sync --------------------------------------------------------------------------------------------------
+# --- fetching and putting checkpoints ---------------------------------------------------------------------------------
 
 
 log = logging.getLogger(__name__)

@@ -34,7 +34,7 @@ from ugro.kernel.support.errors import NotFound, UgroError
 from ugro.kernel.telemetry.model import is_metric_file
 from ugro.node.files.transfer import is_file
 
-# --- put back ---------------------------------------------------------------------------------------------------------
+# --- what is put back for the next attempt ----------------------------------------------------------------------------
 # What a job made in its working directory is put back when it is tried again: a script finds its snapshot there.
 #
 # The files are those that were collected of earlier attempts, the newest of each name. What came with the code stays as
@@ -152,7 +152,7 @@ def _is_half_written(path: Path) -> bool:
         return file.read(len(_ZIP)) == _ZIP and not zipfile.is_zipfile(path)
 
 
-# --- collector --------------------------------------------------------------------------------------------------------
+# --- the collector ----------------------------------------------------------------------------------------------------
 
 
 log = logging.getLogger(__name__)

@@ -217,12 +217,9 @@ def _read_journal(path: Path) -> dict[bytes, _Known]:
     return known
 
 
-# --- file sync --------------------------------------------------------------------------------------------------------
-# Fetches files of runs into a store here: what outputs and checkpoints have in common.
-#
-# A transfer lists the files on the node, fetches what is missing from the byte where the last one stopped, and in the
-# end
-# compares the content of files that were assembled from parts.
+# --- fetching into a store --------------------------------------------------------------------------------------------
+# Outputs and checkpoints are fetched in the same way. A transfer lists the files on the node, fetches what is missing
+# from the byte where the last one stopped, and in the end compares the content of files that were assembled from parts.
 
 
 log = logging.getLogger(__name__)

@@ -29,13 +29,12 @@ from ugro.kernel.support.aio import ChangeSignal, to_the_end
 from ugro.kernel.support.errors import NotFound, RemoteFailure, TimedOut, UgroError, Unreachable
 from ugro.kernel.support.moments import Instant, elapsed_s, unix_seconds
 
-# --- log index --------------------------------------------------------------------------------------------------------
+# --- the index beside a log -------------------------------------------------------------------------------------------
 # A small text file beside a log that says when its bytes arrived, and which of them never did.
 #
 # ``time SECONDS OFFSET``: the bytes from this offset on arrived at this time or within a second after it, up to the
-# next
-# such line. ``gap FROM TO``: the node dropped these bytes before they could be fetched; the log has a hole there. A log
-# that arrived as a whole has no such file: it arrived when the file was written.
+# next such line. ``gap FROM TO``: the node dropped these bytes before they could be fetched; the log has a hole there.
+# A log that arrived as a whole has no such file: it arrived when the file was written.
 
 
 EVERY_S = 1.0
@@ -146,7 +145,7 @@ def index_path(log: Path) -> Path:
     return log.with_suffix(".times")
 
 
-# --- log mirror -------------------------------------------------------------------------------------------------------
+# --- fetching logs ----------------------------------------------------------------------------------------------------
 
 
 log = logging.getLogger(__name__)
@@ -316,9 +315,9 @@ def _write(descriptor: int, content: bytes, offset: int) -> None:
         done += os.pwrite(descriptor, content[done:], offset + done)
 
 
-# --- inline logs ------------------------------------------------------------------------------------------------------
-# Logs that came with the news of a small command's end. They are recorded with that end, in one commit, and become
-# files when somebody wants to read them: to make folders and files takes longer than most such commands.
+# --- logs of small commands -------------------------------------------------------------------------------------------
+# They come with the news of the command's end and are recorded with it, in one commit. They become files when somebody
+# wants to read them: making folders and files takes longer than most such commands.
 
 
 class SmallLogs:

@@ -18,12 +18,13 @@ from ugro.kernel.access.caller import shown
 from ugro.kernel.access.model import node_of
 from ugro.kernel.files.results.log_mirror import LogIndex, LogMirror, SmallLogs, last_lines, line_begin
 from ugro.kernel.jobs.model import Attempt, Job, Launcher
+from ugro.kernel.jobs.operations import ReadJobLog, StreamJobLogs
 from ugro.kernel.jobs.records import Plan
 from ugro.kernel.jobs.store import JobStore
 from ugro.kernel.support.aio import ChangeSignal, wait_for_any
 from ugro.kernel.support.codec import dumps
 from ugro.kernel.support.errors import NotFound, UgroError, Unreachable, UsageError, error_from_wire
-from ugro.kernel.support.quantities import format_size
+from ugro.kernel.support.quantities import format_size, is_number
 from ugro.node import wire
 
 Look = Callable[[int], Awaitable[Job]]
@@ -49,6 +50,31 @@ class Selection:
         """``node``: or the login that the job was placed on."""
         is_there = not self.nodes or node in self.nodes or node_of(node) in self.nodes
         return is_there and (not self.ranks or rank in self.ranks)
+
+
+def selection(asked: ReadJobLog | StreamJobLogs) -> Selection:
+    """Returns which logs a request means. Raises UsageError."""
+    if isinstance(asked, ReadJobLog):
+        return Selection(ranks=(asked.rank,), attempt=asked.attempt, tail=asked.tail, follow=asked.follow)
+    return Selection(
+        ranks=asked.rank,
+        nodes=asked.node,
+        attempt=asked.attempt,
+        from_attempt=asked.from_attempt,
+        since_unix_s=asked.since,
+        tail=asked.tail,
+        follow=asked.follow,
+        with_moves=asked.moves,
+        positions=dict(_position(text) for text in asked.at),
+    )
+
+
+def _position(text: str) -> tuple[tuple[int, int], int]:
+    place, _, offset = text.partition(":")
+    attempt, _, rank = place.partition(".")
+    if not all(map(is_number, (attempt, rank, offset))):
+        raise UsageError(f"at: expected ATTEMPT.RANK:OFFSET, got {text:.60}")
+    return (int(attempt), int(rank)), int(offset)
 
 
 class LogStream:
@@ -268,8 +294,8 @@ class _Stream:
             return 0
 
 
-# --- log text ---------------------------------------------------------------------------------------------------------
-# A log's frames as plain text, for programs that know HTTP alone.
+# --- logs as plain text -----------------------------------------------------------------------------------------------
+# Programs that know HTTP alone get a log's text without frames.
 
 
 async def log_text(frames: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:

@@ -201,7 +201,7 @@ def _is_same(path: Path, other: Path) -> bool:
     return False
 
 
-# --- result files -----------------------------------------------------------------------------------------------------
+# --- opening collected files ------------------------------------------------------------------------------------------
 # Opens the collected files of a job. They were written on nodes: no link is followed, and no name leads elsewhere.
 #
 # A name is the one that ``JobResults`` lists, where bytes that are not UTF-8 are written as ``\xff``.

@@ -18,10 +18,9 @@ from ugro.kernel.files.results.file_store import DiskFull, FileTransfer, Polling
 from ugro.kernel.files.results.job_folder import attempt_folder, delete_results, link_view, write_config
 from ugro.kernel.files.results.output_store import Arrived, OutputStore
 from ugro.kernel.files.rules import Choice, Left, NamedBy, Selection, choose, clashing, is_being_written, nobody
-from ugro.kernel.jobs.engine.runs import Identity
 from ugro.kernel.jobs.model import Job, ResultRule
 from ugro.kernel.jobs.records import Plan
-from ugro.kernel.links.node import Node
+from ugro.kernel.links.node import Identity, Node
 from ugro.kernel.support.aio import to_the_end
 from ugro.kernel.support.errors import RemoteFailure, TimedOut, UgroError, Unreachable
 from ugro.node.files.listing import PART, RunFile

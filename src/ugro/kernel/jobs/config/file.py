@@ -23,8 +23,8 @@ from ugro.kernel.jobs.config.schema import JobSection
 from ugro.kernel.jobs.model import After, JobSpec
 from ugro.kernel.support.errors import ConfigError, NotFound
 
-# --- export -----------------------------------------------------------------------------------------------------------
-# From a job back to a job file, which has the keys that are not defaults. Reading it gives the same job.
+# --- from a job back to a file ----------------------------------------------------------------------------------------
+# The file has the keys that are not defaults. Reading it gives the same job.
 
 
 def job_file(spec: JobSpec) -> str:
@@ -51,7 +51,7 @@ def _flat(prefix: str, written: Mapping[str, object]) -> Iterator[tuple[str, str
             yield prefix + name, value if isinstance(value, str) else flow(value)
 
 
-# --- file -------------------------------------------------------------------------------------------------------------
+# --- from a file to a job ---------------------------------------------------------------------------------------------
 
 
 JOB_FILE = "job.yaml"

@@ -40,10 +40,9 @@ from ugro.kernel.config.section import (
 from ugro.kernel.jobs.model import ALL_GPUS, ALL_NODES, ANY_GPUS, Cause, JobSpec, Launcher, Resources
 from ugro.kernel.support.quantities import format_size
 
-# --- bounds -----------------------------------------------------------------------------------------------------------
-# How large a job may be, so that what is accepted can also be started.
-#
-# A node is told about its processes in one message, and Linux gives no program a longer word than 128 KiB.
+# --- how large a job may be -------------------------------------------------------------------------------------------
+# The bounds are such that what is accepted can also be started: a node is told about its processes in one message, and
+# Linux gives no program a longer word than 128 KiB.
 
 
 MOST_WORDS = 10_000
@@ -80,7 +79,7 @@ def why_too_large(spec: JobSpec) -> tuple[str, str] | None:
     return largest, f"the words and variables{where} may have {format_size(most)}, and these have {size}"
 
 
-# --- kinds ------------------------------------------------------------------------------------------------------------
+# --- kinds of values --------------------------------------------------------------------------------------------------
 
 
 MOST_NODES = 10_000
@@ -271,8 +270,8 @@ def _words(value: list[object] | tuple[object, ...] | list[str]) -> tuple[str, .
     return tuple(words)
 
 
-# --- resources --------------------------------------------------------------------------------------------------------
-# The part ``resources`` of a job file: what the job needs on each of its nodes.
+# --- what a job needs of each node ------------------------------------------------------------------------------------
+# This is the part ``resources`` of a job file.
 
 
 _MOST_GPUS = 256  # the node program starts no more processes than that for one job

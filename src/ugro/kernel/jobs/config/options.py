@@ -233,7 +233,7 @@ def _nested(keys: Sequence[str], value: object) -> object:
     return {keys[0]: _nested(keys[1:], value)} if keys else value
 
 
-# --- form -------------------------------------------------------------------------------------------------------------
+# --- keys as fields of a form -----------------------------------------------------------------------------------------
 # The most used keys of a job as fields of a form: their values as text, and changed texts back to values.
 #
 # A changed field overrides the job file, as an option of ``ugro launch -f`` does. An emptied field means the default.

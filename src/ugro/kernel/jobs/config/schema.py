@@ -59,8 +59,8 @@ from ugro.train.rules.failures import OnNan
 from ugro.train.rules.shares import Mode
 from ugro.train.rules.sync import SyncMode
 
-# --- elastic ----------------------------------------------------------------------------------------------------------
-# The part ``elastic`` of a job file: whether a training goes on when some of its ranks are lost.
+# --- going on without ranks that are lost -----------------------------------------------------------------------------
+# This is the part ``elastic`` of a job file.
 
 
 _MOST_RANKS = 4096
@@ -95,7 +95,7 @@ class ElasticSection(Section):
     )
 
 
-# --- schema -----------------------------------------------------------------------------------------------------------
+# --- the keys of a job file -------------------------------------------------------------------------------------------
 
 
 PRIORITIES = {"urgent": 90, "normal": 50, "batch": 10}

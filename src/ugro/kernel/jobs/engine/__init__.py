@@ -1,1 +1,1 @@
-"""Brings jobs from decision to end: launch, watch, finish, retry. Records first, then acts. Does not choose nodes."""
+"""Brings jobs from decision to end: launch, watch, finish, retry; records first, then acts. Does not choose nodes."""

@@ -24,8 +24,8 @@ from ugro.kernel.support.errors import NotFound, RemoteFailure, TimedOut, Unreac
 from ugro.kernel.support.process import point
 from ugro.kernel.support.quantities import names
 
-# --- failure facts ----------------------------------------------------------------------------------------------------
-# How an attempt went, from what its nodes recorded: the facts that ``policy.postmortem`` judges.
+# --- the facts of a failure -------------------------------------------------------------------------------------------
+# Reads how an attempt went from what its nodes recorded; ``rules.postmortem`` judges it.
 
 
 _STOPPED_FOR = {
@@ -103,8 +103,8 @@ def _rank_ends(node: str, status: RunStatus, offset_s: float) -> list[RankEnd]:
     ]
 
 
-# --- notices ----------------------------------------------------------------------------------------------------------
-# What is to be known of an attempt besides its state, as its ranks and supervisors say it; and events of it.
+# --- notices of ranks and supervisors ---------------------------------------------------------------------------------
+# They say what is to be known of an attempt besides its state, and become its events.
 
 
 EVENT = "notice"
@@ -147,7 +147,7 @@ def with_notices(text: str, notices: tuple[str, ...]) -> str:
     return "; ".join([text, *notices])
 
 
-# --- finish -----------------------------------------------------------------------------------------------------------
+# --- ending an attempt ------------------------------------------------------------------------------------------------
 
 
 log = logging.getLogger(__name__)
@@ -264,12 +264,10 @@ class Finish:
         return status if status is not None and status.has_ended else None
 
 
-# --- orphan runs ------------------------------------------------------------------------------------------------------
-# Runs on nodes that belong to no attempt under way: ended, their logs and outputs collected, removed.
-#
-# So the run directory of a job that is over goes only after all of it was acknowledged, and the ranks of an attempt
-# that
-# was given up while its node was away end as soon as the node is back. Of a job that was removed nothing is collected.
+# --- runs that belong to no attempt -----------------------------------------------------------------------------------
+# Runs of no attempt under way are ended, their logs and outputs collected, and then they are removed. So the run
+# directory of a job that is over goes only after all of it was acknowledged, and the ranks of an attempt that was given
+# up while its node was away end as soon as the node is back. Of a job that was removed nothing is collected.
 
 
 # A node makes folders of runs that were removed into folders of the next ones: soon enough, and many at a time.

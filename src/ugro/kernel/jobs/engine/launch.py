@@ -45,8 +45,8 @@ from ugro.node.files.folders import NO_FOLDER
 from ugro.train.rules.failures import lack_of_ranks
 from ugro.train.rules.shares import Mode
 
-# --- planner ----------------------------------------------------------------------------------------------------------
-# The plan of an attempt: what has to be found out about its nodes, and the exact processes that follow from it.
+# --- the plan of an attempt -------------------------------------------------------------------------------------------
+# Finds out about its nodes what the plan needs, and makes the exact processes that follow.
 
 
 _ENVIRONMENTS_PYTHON = "ENVIRONMENT/bin/python"  # its folder is known when it has been resolved
@@ -188,7 +188,7 @@ def _python(node: Node) -> str:
     return node.machine.python_path if node.machine else node.spec.python or "python3"
 
 
-# --- launch -----------------------------------------------------------------------------------------------------------
+# --- launching --------------------------------------------------------------------------------------------------------
 
 
 log = logging.getLogger(__name__)

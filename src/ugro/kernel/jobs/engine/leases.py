@@ -22,8 +22,8 @@ from ugro.kernel.jobs.store import JobStore
 from ugro.kernel.support.errors import NotFound, RemoteFailure, TimedOut, Unreachable
 from ugro.kernel.support.moments import boot_clock_s
 
-# --- elastic runs -----------------------------------------------------------------------------------------------------
-# Trainings that go on without ranks that are lost: what their nodes say of each rank, told and acted upon.
+# --- trainings that go on without lost ranks --------------------------------------------------------------------------
+# What their nodes say of each rank is told to the others and acted upon.
 
 
 log = logging.getLogger(__name__)

@@ -1,4 +1,4 @@
-"""Which of the runs that nodes report are believed: looks up what was placed where, and asks policy.
+"""Which of the runs that nodes report are believed: looks up what was placed where, and asks ``rules.reported_run``.
 
 A node that reports others is reported once, with an event; ``ugro health`` and ``ugro doctor`` show it as long as it
 does so.

@@ -20,10 +20,9 @@ from ugro.kernel.jobs.records import NODE_PYTHON, NodePlan, Plan, RankPlan, Rend
 from ugro.kernel.support.codec import DecodeError, decode, values_getter
 from ugro.kernel.support.secrets import sealed, unsealed
 
-# --- ticket -----------------------------------------------------------------------------------------------------------
-# Tickets: what a run is, sealed by its agent and kept by the node, so that an older state can be caught up.
-#
-# A ticket is the job at its start. Fields with their default values are left out: thousands of small jobs carry one.
+# --- tickets ----------------------------------------------------------------------------------------------------------
+# A ticket says what a run is. Its agent seals it and the node keeps it, so that an agent with an older state can catch
+# up. It is the job at its start, without the fields that have their default values: thousands of small jobs carry one.
 
 
 _PLAIN = frozenset({str, int, float, bool, type(None)})
@@ -73,7 +72,7 @@ def _default(field: dataclasses.Field[Any]) -> Any:
     return field.default
 
 
-# --- planning ---------------------------------------------------------------------------------------------------------
+# --- the processes of an attempt --------------------------------------------------------------------------------------
 
 
 Env = dict[str, str]
@@ -252,7 +251,7 @@ def _processes(share: Share) -> int:
     return len(share.gpus) or 1
 
 
-# --- a rank's environment ---------------------------------------------------------------------------------------
+# --- a rank's environment ---------------------------------------------------------------------------------------------
 
 
 def _environment(

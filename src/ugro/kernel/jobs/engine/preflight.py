@@ -1,6 +1,6 @@
 """Before ranks start: sets up each node, compares their environments, and finds an address where ranks can meet.
 
-``policy.nodes`` judges what is found. Raises ``LaunchRefused`` when the attempt must not start.
+What is found is judged by pure rules. Raises ``LaunchRefused`` when the attempt must not start.
 """
 
 from __future__ import annotations
@@ -31,14 +31,17 @@ from ugro.kernel.links.cluster import Cluster
 from ugro.kernel.links.diagnosis import LOOPBACK, Apart, Endpoint, Meeting, meet
 from ugro.kernel.links.link import Link
 from ugro.kernel.links.model import Role
-from ugro.kernel.links.node import Node
+from ugro.kernel.links.node import Identity, Node
 from ugro.kernel.links.rules import Unknown
 from ugro.kernel.support.aio import one_error, together
 from ugro.kernel.support.errors import RemoteFailure, UgroError
-from ugro.node.messages import Connections, Modules, Packages
+from ugro.node.check import modules
+from ugro.node.messages import Connections, Packages
+from ugro.node.runs import api
+from ugro.node.runs.setup import setup
 
-# --- rendezvous -------------------------------------------------------------------------------------------------------
-# Finds where the ranks of a job meet: an address of the first node that all others have really reached.
+# --- where ranks meet -------------------------------------------------------------------------------------------------
+# They meet at an address of the first node that all others have really reached.
 
 
 log = logging.getLogger(__name__)
@@ -73,7 +76,7 @@ def _raise_first(outcomes: Mapping[str, object]) -> None:
             raise outcome
 
 
-# --- preflight --------------------------------------------------------------------------------------------------------
+# --- checks before ranks start ----------------------------------------------------------------------------------------
 
 
 LOOPBACK_INTERFACE = "lo"
@@ -144,8 +147,8 @@ class Preflight:
         # Lets the setup use the Python that will run the ranks, and install into one that is not UGRO's.
         python = made.python if made is not None else link.machine.python_path
         content["env"] = {**dict(job.spec.env), "UGRO_NODE": node_of(node), "UGRO_PYTHON": python}
-        params = self._params(node, job, key=key, **content)
-        answer = await link.call("runs.setup", params, timeout_s=_SETUP_S)
+        asked = self._identity(node).asks(setup, job=str(job.id), attempt=job.attempt, key=key, **content)
+        answer = await link.call(*asked, timeout_s=_SETUP_S)
         if answer.get("is_new", True):
             self.forget([node])
             self._modules.forget(self._cluster.inventory.get(node))
@@ -205,8 +208,7 @@ class Preflight:
 
     async def _missing(self, node: str, made: Made, names: Sequence[str]) -> tuple[str, tuple[str, ...]]:
         link = await self._link(node)
-        params = {"names": list(names), "python": made.python}
-        found = await node_checks.check(link, Modules, "modules", timeout_s=_PACKAGES_S, **params)
+        found = await node_checks.check(link, modules, _PACKAGES_S, names=list(names), python=made.python)
         missing = () if isinstance(found, Unknown) else still_missing(found.missing, made.version)
         return node, tuple(name for name in names if name in missing)
 
@@ -283,9 +285,10 @@ class Preflight:
         # Not the default one: agents that do not know of each other would all want it.
         preferred = settings.master_port if "master_port" in settings.given_keys else None
         link = await self._link(node)
-        params = self._params(node, job, count=1, preferred=preferred)
+        asks = self._identity(node).asks
+        asked = asks(api.reserve_port, job=str(job.id), attempt=job.attempt, count=1, preferred=preferred)
         try:
-            answer = await link.call("runs.reserve_port", params, timeout_s=self._watch.runs(node).answer_s)
+            answer = await link.call(*asked, timeout_s=self._watch.runs(node).answer_s)
             return int(answer["ports"][0])
         except RemoteFailure as error:
             if error.cause != "no-port":
@@ -294,7 +297,8 @@ class Preflight:
 
     async def _another_port(self, job: Job, node: str) -> int:
         link = await self._link(node)
-        await link.call("runs.free_port", self._params(node, job), timeout_s=self._watch.runs(node).answer_s)
+        asked = self._identity(node).asks(api.free_port, job=str(job.id), attempt=job.attempt)
+        await link.call(*asked, timeout_s=self._watch.runs(node).answer_s)
         return await self._reserve_port(job, node)
 
     async def _wanted(self, first: str) -> str | None:
@@ -315,8 +319,8 @@ class Preflight:
         runs = self._watch.runs(node)
         return await runs.node.ready(runs.connect_s, patiently=True)
 
-    def _params(self, node: str, job: Job, **more: Any) -> dict[str, Any]:
-        return self._watch.runs(node).identity.params(job=str(job.id), attempt=job.attempt, **more)
+    def _identity(self, node: str) -> Identity:
+        return self._watch.runs(node).identity
 
 
 def _pythons(nodes: Iterable[Node]) -> dict[str, str]:

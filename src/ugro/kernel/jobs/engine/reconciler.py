@@ -1,4 +1,4 @@
-"""The reconcile loop: looks at jobs and nodes, asks policy, acts, and does so again when something has changed.
+"""The reconcile loop: looks at jobs and nodes, asks the rules, acts, and does so again when something has changed.
 
 It keeps no truth of its own. After a crash it looks at the same database and the same nodes and goes on: a start that
 was recorded is asked for again, which the nodes answer with what they already have.
@@ -43,11 +43,9 @@ from ugro.kernel.support.moments import due_s
 from ugro.kernel.support.process import point
 from ugro.kernel.support.quantities import names
 
-# --- first answers ----------------------------------------------------------------------------------------------------
-# Jobs that waited already when this agent started go on waiting until the nodes have said what they run.
-#
-# If an older copy of the whole state directory was put back, only nodes can say that such a job was started since then.
-# Jobs that are submitted later do not wait for that.
+# --- jobs that waited before the agent started ------------------------------------------------------------------------
+# They go on waiting until the nodes have said what they run. If an older copy of the whole state directory was put
+# back, only nodes can say that such a job was started since then. Jobs that are submitted later do not wait for that.
 
 
 _LONGEST_S = 10.0
@@ -80,7 +78,7 @@ class FirstAnswers:
         return f"was queued before the agent started: waits until it is known what runs on {names(unheard)}"
 
 
-# --- reconciler -------------------------------------------------------------------------------------------------------
+# --- the loop ---------------------------------------------------------------------------------------------------------
 
 
 log = logging.getLogger(__name__)

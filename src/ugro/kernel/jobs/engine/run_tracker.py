@@ -16,11 +16,11 @@ from ugro.kernel.access.model import account_of, node_of
 from ugro.kernel.jobs.engine.placed_runs import PlacedRuns, Prove
 from ugro.kernel.jobs.engine.rules.attempt import NodeRun, RunState
 from ugro.kernel.jobs.engine.rules.reported_run import Belief, StrangeRuns, run_number
-from ugro.kernel.jobs.engine.runs import Identity, Moment, News, Runs, RunStatus
+from ugro.kernel.jobs.engine.runs import Moment, News, Runs, RunStatus
 from ugro.kernel.jobs.model import Share
 from ugro.kernel.links.cluster import Inventory
 from ugro.kernel.links.model import Machine
-from ugro.kernel.links.node import Node
+from ugro.kernel.links.node import Identity, Node
 from ugro.kernel.support.errors import NotFound, RemoteFailure, TimedOut, UgroError, Unreachable
 from ugro.kernel.support.moments import boot_clock_s
 

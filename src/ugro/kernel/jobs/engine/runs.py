@@ -5,20 +5,21 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from ugro.kernel.jobs.records import NodePlan
-from ugro.kernel.links.node import Node
+from ugro.kernel.links.node import NodeCalls
 from ugro.kernel.support.errors import RemoteFailure, UgroError, UsageError
 from ugro.node import wire
 from ugro.node.files import listing
+from ugro.node.runs import api
 from ugro.node.runs import logs as inline_logs
 from ugro.node.runs.notices import shown
 from ugro.node.runs.rundir import EXIT_BYTES
 
-# --- run packing ------------------------------------------------------------------------------------------------------
-# Runs to be started, in as few messages as they fit into.
+# --- packing starts into messages -------------------------------------------------------------------------------------
+# Runs are started in as few messages as they fit into.
 
 
 _MOST_BYTES = wire.MAX_PAYLOAD // 2
@@ -46,7 +47,7 @@ def packed(runs: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]] | UgroEr
         yield part
 
 
-# --- runs -------------------------------------------------------------------------------------------------------------
+# --- the runs on one node ---------------------------------------------------------------------------------------------
 
 
 T = TypeVar("T")
@@ -171,21 +172,6 @@ class News:
     mark: str | None = None  # that we left there, with the end of the first list; not believed without its seal
 
 
-@dataclass(slots=True)
-class Identity:
-    """Who asks: nodes keep the runs of different agents apart, and refuse an agent that was replaced.
-
-    ``generation`` is raised when the user has decided that this agent goes on after an older state was put back.
-    """
-
-    agent: str
-    generation: int
-    key: bytes = field(default=b"", repr=False)  # for what we leave on nodes; empty: nothing is left there
-
-    def params(self, **more: Any) -> dict[str, Any]:
-        return {"agent": self.agent, "generation": self.generation, **more}
-
-
 @dataclass(frozen=True, slots=True)
 class Held:
     """A run with the ticket that came with its start; not believed without its seal."""
@@ -235,11 +221,8 @@ class RunStart:
         return {"job": str(self.job), "attempt": self.attempt, "spec": spec, **where, **as_of, **ticket}
 
 
-@dataclass(slots=True)
-class Runs:
-    node: Node
-    identity: Identity
-    connect_s: float
+@dataclass(frozen=True, slots=True)
+class Runs(NodeCalls):
     answer_s: float
 
     async def start(self, starts: Sequence[RunStart]) -> list[RunStatus | UgroError]:
@@ -249,7 +232,7 @@ class Runs:
             if isinstance(runs, UgroError):
                 results.append(runs)
                 continue
-            answer = await self._call("start", _START_S, runs=runs)
+            answer = await self._call(api.start, _START_S, runs=runs)
             asked = [(str(run["job"]), int(run["attempt"])) for run in runs]
             results += [self._started(one, *run) for run, one in self._each(asked, answer)]
         return results
@@ -279,7 +262,7 @@ class Runs:
 
     async def remove(self, runs: Sequence[tuple[int, int]]) -> list[RemoteFailure | None]:
         """Job and attempt of each: None where it is gone now."""
-        answer = await self._call("remove", _PREPARE_S, runs=[[str(job), attempt] for job, attempt in runs])
+        answer = await self._call(api.remove, _PREPARE_S, runs=[[str(job), attempt] for job, attempt in runs])
         return [self._failure(one) for _, one in self._each(runs, answer)]
 
     def _failure(self, result: dict[str, Any]) -> RemoteFailure | None:
@@ -292,7 +275,7 @@ class Runs:
     async def watch(self) -> AsyncGenerator[News]:
         """All our runs on the node, then every change of one, until the link is lost."""
         link = await self.node.ready(self.connect_s, patiently=True)
-        stream = link.stream("runs.watch", self.identity.params())
+        stream = link.stream(*self.identity.asks(api.watch))
         try:
             async for _, payload in stream:
                 yield parse_news(payload)
@@ -302,7 +285,7 @@ class Runs:
 
     async def renew(self, as_of: Moment) -> Moment:
         """Says that we were alive at that moment: the runs there with a lease go on."""
-        answer = await self._call("renew", self.answer_s, as_of=as_of.params())
+        answer = await self._call(api.renew, self.answer_s, as_of=as_of.params())
         try:
             return _moment(answer)
         except (KeyError, TypeError, ValueError) as error:
@@ -311,14 +294,14 @@ class Runs:
     def renew_unheard(self, as_of: Moment) -> bool:
         """The same from another thread, while the loop stands still; nobody hears the answer."""
         link = self.node.link
-        return link is not None and link.speak("runs.renew", self.identity.params(as_of=as_of.params()))
+        return link is not None and link.speak(*self.identity.asks(api.renew, as_of=as_of.params()))
 
     async def mark(self) -> str | None:
         """What we left there, if anything; also from a node that refuses us."""
-        return _text((await self._call("mark", self.answer_s)).get("mark"))
+        return _text((await self._call(api.mark, self.answer_s)).get("mark"))
 
     async def put_mark(self, mark: str) -> None:
-        await self._call("mark", self.answer_s, mark=mark)
+        await self._call(api.mark, self.answer_s, mark=mark)
 
     async def tickets(self, runs: Sequence[str] | None, jobs: Sequence[int] = (), *, admits: bool = False) -> Tickets:
         """Of these runs (JOB.ATTEMPT) or of all, and the newest attempt of jobs; also from a node that refuses us.
@@ -328,7 +311,7 @@ class Runs:
         held: list[Held] = []
         after, wanted = "", [str(job) for job in jobs]
         for _ in range(_MOST_PAGES):
-            answer = await self._call("tickets", _PREPARE_S, runs=runs, jobs=wanted, after=after, admits=admits)
+            answer = await self._call(api.tickets, _PREPARE_S, runs=runs, jobs=wanted, after=after, admits=admits)
             try:
                 held += [_held(one) for one in answer["runs"]]
                 started = {int(job): int(attempt) for job, attempt in answer["started"].items()}
@@ -341,24 +324,25 @@ class Runs:
 
     async def stop(self, job: int, attempt: int, reason: str, grace_s: float) -> RunStatus:
         limit_s = grace_s + _PREPARE_S
-        answer = await self._call("stop", limit_s, job=str(job), attempt=attempt, reason=reason, grace_s=grace_s)
+        answer = await self._call(api.stop, limit_s, job=str(job), attempt=attempt, reason=reason, grace_s=grace_s)
         return self._status_of(str(job), attempt, answer)
 
     async def trace(self, job: int, attempt: int, steps: int, key: str) -> None:
         """Asks the ranks to record their next steps; once for each key."""
-        await self._call("control", self.answer_s, job=str(job), attempt=attempt, trace_steps=steps, key=key)
+        await self._call(api.control, self.answer_s, job=str(job), attempt=attempt, trace_steps=steps, key=key)
 
     async def take_part(self, job: int, attempt: int, part: float, *, binds_cores: bool) -> None:
         """Asks the ranks to take no more than that part of an equal share of each batch; 1: as much as they can.
 
         ``binds_cores``: of their cores instead, which they need not agree to.
         """
-        params = {"job": str(job), "attempt": attempt, "part": part, "binds_cores": binds_cores}
-        await self._call("control", self.answer_s, **params)
+        await self._call(
+            api.control, self.answer_s, job=str(job), attempt=attempt, binds_cores=binds_cores, part=part
+        )
 
     async def start_again(self, job: int, attempt: int, rank: int, starts: int) -> None:
         """Orders that a lost rank is started again; nothing happens if it was started more often than ``starts``."""
-        await self._call("start_again", self.answer_s, job=str(job), attempt=attempt, rank=rank, starts=starts)
+        await self._call(api.start_again, self.answer_s, job=str(job), attempt=attempt, rank=rank, starts=starts)
 
     async def follow(
         self, run: tuple[int, int], file: str, offset: int, most_bytes: Callable[[], int], *, promptly: bool = False
@@ -368,9 +352,10 @@ class Runs:
         ``most_bytes``: how large the file can be by now. ``promptly``: it matters how soon they are here.
         """
         (job, attempt), link = run, await self.node.ready(self.connect_s, patiently=True)
-        how = {"promptly": True} if promptly else {}
-        params = self.identity.params(job=str(job), attempt=attempt, file=file, offset=offset, **how)
-        stream = link.stream("runs.follow", params)
+        asks = self.identity.asks
+        stream = link.stream(
+            *asks(api.follow, job=str(job), attempt=attempt, file=file, offset=offset, promptly=promptly)
+        )
         try:
             async for kind, payload in stream:
                 end = _offset(payload) if kind == wire.ERR else offset + len(payload)
@@ -383,10 +368,6 @@ class Runs:
             await stream.result()
         finally:
             stream.cancel()
-
-    async def _call(self, method: str, timeout_s: float, **params: Any) -> dict[str, Any]:
-        link = await self.node.ready(self.connect_s, patiently=True)
-        return await link.call(f"runs.{method}", self.identity.params(**params), timeout_s=timeout_s)
 
 
 def _held(answer: dict[str, Any]) -> Held:

@@ -42,10 +42,9 @@ from ugro.kernel.links.rules import Candidate, best_node, drained_machines, lack
 from ugro.kernel.support.errors import NotAllowed
 from ugro.kernel.support.moments import Reading, due_s, place_s
 
-# --- holds ------------------------------------------------------------------------------------------------------------
-# Nodes that take no new jobs for a short while, such as those that are being measured.
-#
-# In memory only: an agent that is killed holds no node, and what it did there ends with its link.
+# --- nodes that take no new jobs for a while --------------------------------------------------------------------------
+# They are being measured, for example. This is in memory only: an agent that is killed holds no node, and what it did
+# there ends with its link.
 
 
 class Holds:
@@ -72,7 +71,7 @@ class Holds:
             self._on_change()
 
 
-# --- scheduler input --------------------------------------------------------------------------------------------------
+# --- the view ---------------------------------------------------------------------------------------------------------
 
 
 # How long a submission that fits no known node waits for nodes that have not reported yet.

@@ -1,1 +1,4 @@
-"""Which queued job starts where, and what the others wait for. Pure: a snapshot in, decisions with reasons out."""
+"""Which queued job starts where, and what the others wait for.
+
+Does not act: a snapshot in, decisions with reasons out.
+"""

@@ -11,10 +11,9 @@ from ugro.kernel.jobs.model import ALL_GPUS, Resources, Share
 from ugro.kernel.jobs.scheduling.model import Holding, NodeView
 from ugro.kernel.support.quantities import count_of, format_size, in_words
 
-# --- room -------------------------------------------------------------------------------------------------------------
-# What is free on one node during a pass. GPUs are bits of a mask, in the order in which the node lists them.
-#
-# A pass reads these many thousand times, so they are small mutable objects instead of the frozen views.
+# --- room on a node ---------------------------------------------------------------------------------------------------
+# It is what is free on one node during a pass. GPUs are bits of a mask, in the order in which the node lists them. A
+# pass reads these many thousand times, so they are small mutable objects instead of the frozen views.
 
 
 # Jobs that request no cores still need a process, memory and a log: this many per core may share a node.

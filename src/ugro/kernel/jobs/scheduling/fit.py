@@ -30,8 +30,8 @@ from ugro.kernel.jobs.scheduling.queue import DOOMED, PARKED, Kind, Line
 from ugro.kernel.links.model import Limits
 from ugro.kernel.support.quantities import count_of, format_size, in_words, names
 
-# --- limits -----------------------------------------------------------------------------------------------------------
-# Which nodes do not hold a job to the memory that it asks for.
+# --- nodes without limits of memory -----------------------------------------------------------------------------------
+# They do not hold a job to the memory that it asks for.
 
 
 def unlimited_memory(placement: Placement, limits: Mapping[str, Limits]) -> str | None:
@@ -45,10 +45,9 @@ def unlimited_memory(placement: Placement, limits: Mapping[str, Limits]) -> str 
     return f"{size} of memory is reserved on {in_words(nodes)}, and not enforced there: the job could take more"
 
 
-# --- makes ------------------------------------------------------------------------------------------------------------
-# A job's demand in view of what the nodes are: with GPUs or without, and which nodes it must not or should not use.
-#
-# What is free at the moment does not matter here: a job rather waits for a node on which it can run.
+# --- a job's demand on these nodes ------------------------------------------------------------------------------------
+# It says whether the job uses GPUs, and which nodes it must not or should not use. What is free at the moment does not
+# matter here: a job rather waits for a node on which it can run.
 
 
 class Demands:
@@ -214,7 +213,7 @@ def _who_lacks(lackers: Sequence[NodeView], missing: Collection[str], all_of_the
     return ", ".join(parts)
 
 
-# --- fit --------------------------------------------------------------------------------------------------------------
+# --- whether a job could ever start -----------------------------------------------------------------------------------
 
 
 _MIB = 2**20
@@ -397,8 +396,8 @@ def _broken(nodes: Sequence[NodeView]) -> str:
     return f"; broken: {names(broken)}" if broken else ""
 
 
-# --- logins -----------------------------------------------------------------------------------------------------------
-# Whether a user's jobs can start on a node that has accounts of its users, and whether waiting helps.
+# --- users' accounts on nodes -----------------------------------------------------------------------------------------
+# Says whether a user's jobs can start on a node that has accounts of its users, and whether waiting helps.
 
 
 # About the account, and mended by a person only. A name that is not found for a moment, or a full disk, is not: a job

@@ -70,7 +70,7 @@ class NodeView:
     # Why a job would fail there, as words after its name: "has no room: 28.0 MiB left on the disk of /root/ugro".
     no_room: str | None = None
     lacks: frozenset[str] = frozenset()  # modules that its Python does not find; of others nothing is known
-    cost: float = 0.0  # how busy it is, as ``selection`` counts it; lower is better
+    cost: float = 0.0  # how busy it is, as ``kernel.links.rules`` counts it; lower is better
     is_known: bool = True  # False: its hardware has not been reported yet; only its labels are known
     is_awaited: bool = False  # its first report has not arrived yet
     is_second_name: bool = False  # another node is the same machine, and is used
@@ -151,8 +151,8 @@ def devices_of(placement: Placement) -> int:
     return sum(max(1, len(share.gpus)) for share in placement.shares)
 
 
-# --- decision ---------------------------------------------------------------------------------------------------------
-# The scheduler's decisions about jobs. Each has a reason for users, with names and figures.
+# --- decisions --------------------------------------------------------------------------------------------------------
+# Each has a reason for users, with names and figures.
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,9 @@ from ugro.kernel.jobs.model import Placement, Share, Sharing
 from ugro.kernel.jobs.scheduling.demand import Claim, Drawbacks, Free, Held, Need, Room, Shape, Shapes, empty
 from ugro.kernel.jobs.scheduling.model import STOPPING_S, ClusterView, Holding
 
-# --- ledger -----------------------------------------------------------------------------------------------------------
-# What is free on all nodes and which jobs hold the rest, updated as a pass assigns devices. It decides nothing.
+# --- what is free during a pass ---------------------------------------------------------------------------------------
+# The ledger has what is free on all nodes and which jobs hold the rest, and is updated as a pass assigns devices. It
+# decides nothing.
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +149,7 @@ class Ledger:
         self.ends.sort()
 
 
-# --- placement --------------------------------------------------------------------------------------------------------
+# --- placing a job ----------------------------------------------------------------------------------------------------
 
 
 _Key = tuple[float | str, ...]
@@ -308,11 +309,10 @@ def _rank_without_gpus(need: Need, shape: Shape, free: Free) -> _Rank:
     return (bool(free.gpus), free.cpus - need.cpus if need.cpus else -shape.cores), (0, 0)
 
 
-# --- sharing ----------------------------------------------------------------------------------------------------------
-# GPUs that jobs of one group share: the first takes a whole one, as every job does, and others may join it there.
-#
-# Never two strangers: a GPU has one job, or jobs of one group. Nobody joins on a node on which something is reserved: a
-# job that comes later would keep the GPU from the job that waits for it.
+# --- GPUs that jobs of a group share ----------------------------------------------------------------------------------
+# The first job takes a whole GPU, as every job does, and others of its group may join it there. Strangers never share
+# one. Nobody joins on a node on which something is reserved: a job that comes later would keep the GPU from the job
+# that waits for it.
 
 
 def join(need: Need, ledger: Ledger, avoid: tuple[str, ...] = ()) -> tuple[Placement, str] | None:

@@ -19,13 +19,10 @@ from ugro.kernel.jobs.model import FINAL_STATES, JobState, Launcher, Resources
 from ugro.kernel.jobs.scheduling.demand import names_in
 from ugro.kernel.jobs.scheduling.model import ClusterView, Holding, Waiting
 
-# --- waiting jobs -----------------------------------------------------------------------------------------------------
-# The waiting jobs in lines that are kept from pass to pass, so that a pass need not look at all jobs.
-#
-# Jobs of the same user, priority and kind form a line, the oldest first. Jobs of the same kind have the same demand and
-# time limit: if one cannot start, no later one can. Jobs that cannot start yet for another reason are parked in lines
-# of
-# their own, which most passes skip.
+# --- lines of waiting jobs --------------------------------------------------------------------------------------------
+# Jobs of the same user, priority and kind form a line, the oldest first. Lines are kept from pass to pass, so that a
+# pass need not look at all jobs. Jobs of the same kind have the same demand and time limit: if one cannot start, no
+# later one can. Jobs that cannot start yet for another reason are parked in lines of their own, which most passes skip.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -214,7 +211,7 @@ def _followed(job: Waiting) -> tuple[int, ...]:
     return (*job.spec.after.ok, *job.spec.after.any) if job.state is JobState.QUEUED else ()
 
 
-# --- queue ------------------------------------------------------------------------------------------------------------
+# --- the order --------------------------------------------------------------------------------------------------------
 
 
 FORGIVEN_EVERY_S = 900.0

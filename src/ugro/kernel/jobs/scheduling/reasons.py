@@ -13,11 +13,9 @@ from ugro.kernel.jobs.scheduling.model import Holding, NodeView
 from ugro.kernel.jobs.scheduling.placement import Ledger, Placed, Reservation
 from ugro.kernel.support.quantities import count_of, format_duration, format_size, in_words, jobs, names
 
-# --- free now ---------------------------------------------------------------------------------------------------------
-# How much of a job's need is free at this moment, in words that the ledger bears out.
-#
-# Every answer about a waiting job takes them from here: ``ugro why``, ``status``, ``top``, ``--dry-run``, the
-# dashboard.
+# --- how much of a need is free now -----------------------------------------------------------------------------------
+# The ledger bears these words out. Every answer about a waiting job takes them from here: ``ugro why``, ``status``,
+# ``top``, ``--dry-run``, the dashboard.
 
 
 @dataclass(frozen=True, slots=True)

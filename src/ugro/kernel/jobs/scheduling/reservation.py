@@ -14,10 +14,9 @@ from ugro.kernel.jobs.scheduling.demand import Claim, Demand, Free, Held, Need, 
 from ugro.kernel.jobs.scheduling.model import Holding
 from ugro.kernel.jobs.scheduling.placement import Ledger, Reservation
 
-# --- preemption -------------------------------------------------------------------------------------------------------
-# Which running jobs are stopped for a more urgent one: preemptible, of lower priority, few, and the youngest first.
-#
-# No job is stopped unless the urgent job can then start.
+# --- jobs that are stopped for a more urgent one ----------------------------------------------------------------------
+# They are preemptible and of lower priority, few, and the youngest first. No job is stopped unless the urgent job can
+# then start.
 
 
 _Victims = tuple[Holding, ...]
@@ -124,7 +123,7 @@ def _youth(holder: Holding) -> tuple[float, int]:
     return (float("-inf") if started_at is None else -started_at, -holder.id)
 
 
-# --- reservation ------------------------------------------------------------------------------------------------------
+# --- reservations -----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

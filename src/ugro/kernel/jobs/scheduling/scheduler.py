@@ -36,10 +36,9 @@ from ugro.kernel.jobs.scheduling.reasons import Blocked
 from ugro.kernel.jobs.scheduling.reservation import reservation_for, victims_for
 from ugro.kernel.support.quantities import format_duration, jobs
 
-# --- sleepers ---------------------------------------------------------------------------------------------------------
-# Nodes that sleep: a job is placed on those that are awake first; where that fails, also on those that can be woken.
-#
-# A job that was given a node that sleeps keeps all its devices in this pass, and starts when the node is awake.
+# --- nodes that sleep -------------------------------------------------------------------------------------------------
+# A job is placed on nodes that are awake first; where that fails, also on those that can be woken. A job that was given
+# a node that sleeps keeps all its devices in this pass, and starts when the node is awake.
 
 
 class Sleepers:
@@ -76,7 +75,7 @@ class Sleepers:
         return Wait(start.job, blocked.reason, (), blocked.until, tuple(node.name for node in found))
 
 
-# --- scheduler --------------------------------------------------------------------------------------------------------
+# --- a pass over the queue --------------------------------------------------------------------------------------------
 
 
 # Devices are reserved for this many waiting jobs, the first in the queue that cannot start. One would prevent

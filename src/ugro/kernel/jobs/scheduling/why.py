@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ugro.kernel.jobs.model import ANY_GPUS, JobState, Placement
-from ugro.kernel.jobs.records import Held, gpu_part
+from ugro.kernel.jobs.records import Held, Why, gpu_part
 from ugro.kernel.jobs.scheduling.model import ClusterView, Fail, Holding, Start, Wait, Waiting
 from ugro.kernel.jobs.scheduling.queue import WaitingJobs
 from ugro.kernel.jobs.scheduling.reasons import given, what_is_left_out
@@ -17,18 +17,6 @@ from ugro.kernel.support.quantities import PRIVATE_JOB, count_of, format_duratio
 # The most that a forecast may cost: jobs considered, summed over all simulated passes.
 _FORECAST_JOBS = 5_000
 _MOST_ROUNDS = 200
-
-
-@dataclass(frozen=True, slots=True)
-class Why:
-    job: int
-    text: str
-    details: tuple[str, ...] = ()
-    blocked_by: tuple[int, ...] = ()
-    nodes: tuple[str, ...] = ()  # where those run
-    may_start_at: float | None = None  # None: unknown
-    quota: str | None = None  # that it waits for
-    quota_until: float | None = None  # when that has room at the latest; then it needs free devices, too
 
 
 def why(

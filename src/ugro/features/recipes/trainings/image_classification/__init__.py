@@ -1,0 +1,1 @@
+"""Trains a model that sorts images into classes, for ``--model``."""

@@ -1,0 +1,1 @@
+"""Trains a model that sorts texts into classes, for ``--model``."""

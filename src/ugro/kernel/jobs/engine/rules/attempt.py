@@ -11,8 +11,8 @@ from enum import StrEnum
 from ugro.kernel.jobs.model import Ending, JobState
 from ugro.kernel.support.quantities import names
 
-# --- standing ---------------------------------------------------------------------------------------------------------
-# Where an elastic attempt stands: which ranks train, which are lost, and whether it can go on, is done, or has failed.
+# --- where an elastic attempt stands ----------------------------------------------------------------------------------
+# Says which ranks train, which are lost, and whether the attempt can go on, is done, or has failed.
 #
 # Ranks say themselves who trains together. A rank that is lost while others go on is no failure; one that the others
 # still count on when they end is.
@@ -141,7 +141,7 @@ def _told(lost: tuple[RankView, ...]) -> str:
     return names([_word(one) for one in lost])
 
 
-# --- attempt ----------------------------------------------------------------------------------------------------------
+# --- the next step ----------------------------------------------------------------------------------------------------
 
 
 class RunState(StrEnum):

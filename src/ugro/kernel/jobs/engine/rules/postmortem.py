@@ -1,7 +1,7 @@
 """Why an attempt failed: the first rank that failed by itself, how it ended, and what its last lines say.
 
 When one rank dies the others follow within moments: their connections break, their collectives time out, we stop
-them. Those are not named. Whether the job is tried again is ``policy.recovery``'s to say.
+them. Those are not named. Whether the job is tried again is for ``retry`` to say.
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ from ugro.kernel.access.model import node_of
 from ugro.kernel.jobs.model import Cause, Failure
 from ugro.kernel.support.quantities import KNOWN, format_size, in_words, signal_name
 
-# --- log signatures ---------------------------------------------------------------------------------------------------
-# What the last lines of a rank's log say about its end. Never the only sign: exit codes and signals come first.
-#
-# Causes are given as ``policy.postmortem`` names them. A symptom is the trace of another rank's death.
+# --- signs in the last lines of a log ---------------------------------------------------------------------------------
+# They are never the only sign: exit codes and signals come first. Causes are given as ``Cause`` names them. A symptom
+# is the trace of another rank's death.
 
 
 MOST_LINES = 200
@@ -162,7 +161,7 @@ _SYMPTOMS = (
 )
 
 
-# --- postmortem -------------------------------------------------------------------------------------------------------
+# --- the cause --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,8 +104,7 @@ class StrangeRuns:
         return f"reports runs that were never placed there: {self.reason}{more}"
 
 
-# --- supervision ------------------------------------------------------------------------------------------------------
-# Which runs may share a supervising process on their node.
+# --- runs that may share a supervisor ---------------------------------------------------------------------------------
 
 
 def shares_supervisor(job: Job) -> bool:

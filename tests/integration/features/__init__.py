@@ -1,0 +1,1 @@
+"""Features as a whole: left out, and added by others."""
