@@ -149,7 +149,7 @@ def test_a_large_picture_comes_in_documents_that_fit(told_node: LocalNode, ledge
 
     async def story() -> Watcher:
         watcher = Watcher(node, link)
-        await watcher.until(lambda: bool(watcher.documents) and not watcher.documents[-1]["has_more"])
+        await watcher.until(lambda: bool(watcher.documents) and not watcher.documents[-1].get("has_more"))
         await watcher.is_quiet_for(0.3)
         return watcher
 
@@ -214,7 +214,7 @@ def test_a_watch_costs_nothing_while_nothing_happens(told_node: LocalNode, ledge
 
     async def story() -> int:
         watcher = Watcher(node, link)
-        await watcher.until(lambda: bool(watcher.documents) and not watcher.documents[-1]["has_more"])
+        await watcher.until(lambda: bool(watcher.documents) and not watcher.documents[-1].get("has_more"))
         before = switches(program)
         await watcher.is_quiet_for(1.5)
         return switches(program) - before

@@ -393,7 +393,9 @@ def test_a_rank_that_had_died_before_the_order_to_stop_is_the_reason(node: Local
     link = node.link()
     state = node.call(link, "start", job="train", attempt=1, spec=ledger.sleeping(2))["run"]["state"]
     os.kill(node.supervisor("train", 1), signal.SIGSTOP)  # too slow to have seen it
+    rank = Path(f"/proc/{state['ranks'][1]['pid']}/stat")
     os.kill(state["ranks"][1]["pid"], signal.SIGKILL)
+    wait_until(lambda: rank.read_text().rpartition(")")[2].split()[0] == "Z", what="the rank to be dead")
     record = node.call(link, "stop", job="train", attempt=1)["run"]["exit"]
     assert (record["outcome"], record["reason"]) == ("failed", "rank 1 ended with signal 9")
 
