@@ -54,12 +54,15 @@ class _Exit:
         self._codes: list[Any] = []
 
     def __call__(self, status: Any = None, /) -> NoReturn:
-        self._codes.append(status)
+        if threading.current_thread() is threading.main_thread():  # elsewhere it ends a thread
+            self._codes.append(status)
         self._leave(status)
 
     def is_well(self) -> bool:
         """Whether it ended the script, without an error. Python notes an exception that nobody caught."""
-        return bool(self._codes) and self._codes[-1] in (None, 0) and not hasattr(sys, "last_type")
+        # Python takes anything but None and a whole number for an error's text, also 0.0.
+        codes = [one is None or (isinstance(one, int) and one == 0) for one in self._codes[-1:]]
+        return codes == [True] and not hasattr(sys, "last_type")
 
 
 def _script() -> FrameType | None:

@@ -15,7 +15,7 @@ from tests.rig.ranks import ROOT
 from tests.rig.waiting import wait_until
 
 SCRIPT = """
-import atexit, multiprocessing.util, os, sys, time
+import atexit, multiprocessing.util, os, sys, threading, time
 from pathlib import Path
 from ugro.train import reporting as ended
 
@@ -34,6 +34,10 @@ def main():
         case "exits": raise SystemExit(1)
         case "exits well": sys.exit()
         case "exits badly": sys.exit(3)
+        case "exits with no number": sys.exit(0.0)
+        case "ends a thread":
+            threading.Thread(target=sys.exit).start()
+            raise SystemExit(3)
         case "fails after all":
             try: sys.exit(0)
             except SystemExit: raise ValueError("no result") from None
@@ -87,7 +91,11 @@ def test_a_rank_whose_script_has_ended_has_succeeded(
 
 
 @pytest.mark.parametrize(
-    "how", ["raises", "exits", "exits badly", "fails after all", "computes", "forks", "has a child"]
+    "how",
+    [
+        *("raises", "exits", "exits badly", "exits with no number", "ends a thread", "fails after all"),
+        *("computes", "forks", "has a child"),
+    ],
 )
 def test_a_rank_whose_script_has_failed_or_may_still_write_something_has_failed(
     node: LocalNode, tmp_path: Path, how: str

@@ -38,7 +38,7 @@ from ugro.node.runs.rundir import AgentDir, point
 
 try:
     from ugro.features.training.on_node import Meter
-except ImportError:  # the feature is left out: nobody asks for energy
+except ModuleNotFoundError:  # the feature is left out: nobody asks for energy
     Meter = None  # type: ignore[assignment,misc]
 
 CONTROL = "control"
